@@ -47,6 +47,35 @@ def private_folders(tmp_path_factory, monkeypatch):
     assert list(folder.iterdir()) == [], "the run left an ipc file"
 
 
+@pytest.fixture(scope="session")
+def simulator():
+    """The simulated accelerator, built; without a compiler the root's ``conftest.py`` skips the test."""
+    pytest.importorskip(
+        "hal_sim.build", reason="paddle-hal-sim is not installed: pip install ./plugins/sim"
+    ).core_library()
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    """Install distributions beside the real ones: ``parts(code, distribution, {group: {name: attribute}})``.
+
+    The attributes are those of a module with that code, whose name is returned; ``automatic``: device to runner."""
+    from tests.fixtures_plugins.builder import Site  # at the call: some tests run a file without this package
+
+    site = Site(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(site.folder))
+
+    def install(code, distribution, groups, requires=None, automatic=()):
+        module = f"parts_{len([*site.folder.glob('*.py')])}_of_{tmp_path.name}"
+        (site.folder / f"{module}.py").write_text(code)
+        points = {group: {name: f"{module}:{what}" for name, what in named.items()} for group, named in groups.items()}
+        points |= {"hal.automatic": automatic} if automatic else {}
+        site.distribution(distribution, points=points, **({} if requires is None else {"requires": requires}))
+        return module
+
+    return install
+
+
 @pytest.fixture
 def empty_site(tmp_path, monkeypatch):
     """A folder in the place of site-packages, without distributions."""

@@ -1,7 +1,5 @@
 """A thread that always wants the GIL, to detect code that releases it."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import threading

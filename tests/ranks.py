@@ -3,8 +3,6 @@
 For the CPU's ranks: a device that Paddle takes at its import, by a variable, needs processes of its own.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 

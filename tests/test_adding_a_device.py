@@ -1,7 +1,5 @@
 """The walk-through of docs/adding-a-device.md: its example packages, installed into a fresh environment."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

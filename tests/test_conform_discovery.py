@@ -1,7 +1,5 @@
 """``hal conform`` refuses plugins in the words of hal, and tests exactly the plugin that hal would open."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """``hal doctor``: one line for each broken plugin, the machine's limits, and a report without secrets."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

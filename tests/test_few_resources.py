@@ -1,7 +1,5 @@
 """Few descriptors, a full disk: opening works, or its one-line error names the shortage; no files are left behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """docs/fields.md: its worker runs unchanged, on cpu and sim, and the kit proves its fields."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import re

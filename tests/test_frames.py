@@ -1,7 +1,5 @@
 """How many frames of hal's code lie between a command, a hook and the primitive that does the work."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys
@@ -9,8 +7,6 @@ from pathlib import Path
 
 import pytest
 from hal_core.runtime.bound import BoundDevice
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 from hal_sim.primitives import SimPrimitives
 
 from hal.cli import main
@@ -33,12 +29,8 @@ def frames():
 
 
 @pytest.fixture
-def deepest(monkeypatch):
+def deepest(simulator, monkeypatch):
     """The deepest stacks of a run: from the command to each hook, and from a hook to each primitive."""
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
     found = {}
 
     def keep(key, stack):

@@ -1,7 +1,5 @@
 """The help of the commands: short, in groups, and as wide as the terminal."""
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Which package imports which: each contract of import-linter finds its fault; the host uses public names alone."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

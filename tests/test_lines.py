@@ -1,7 +1,5 @@
 """Lines of a server: nobody waits for the reader of standard error, and clients cause few."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re

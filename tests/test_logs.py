@@ -1,7 +1,5 @@
 """``HAL_LOG``: which records of the library the commands show."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """A missing package is one line with a cure, and a cure that works: no index has hal's own packages."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

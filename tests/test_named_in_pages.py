@@ -1,7 +1,5 @@
 """The pages name only files, commands, options and variables that exist."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

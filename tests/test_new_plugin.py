@@ -1,7 +1,5 @@
 """``hal new-plugin``: a package of each kind is made, found, finished in a few lines, and conforms."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

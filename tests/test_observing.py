@@ -1,8 +1,5 @@
 """Observers from entry points: the user names them, and every message about one names its distribution."""
 
-from __future__ import annotations
-
-import itertools
 import json
 import logging
 from importlib import import_module
@@ -12,8 +9,6 @@ from hal_core import ContractMismatch, InvalidValue, PluginError, StateConfig
 
 import hal
 from hal.cli.devices import show
-
-from .fixtures_plugins.builder import Site
 
 CODE = """
 from hal_core import hookimpl
@@ -40,25 +35,15 @@ class Asks:
     def __init__(self, where):
         pass
 """
-numbers = itertools.count()
 
 
 @pytest.fixture
-def observers(tmp_path, monkeypatch):
+def observers(parts, monkeypatch):
     """Installs a distribution with observers beside the real ones: ``observers(name=class, …)``."""
-    site = Site(tmp_path / "site")
-    monkeypatch.syspath_prepend(str(site.folder))
     monkeypatch.delenv("HAL_OBSERVERS", raising=False)
-
-    def install(distribution="acme-trace", requires=None, **points):
-        module = f"observers_{next(numbers)}"
-        (site.folder / f"{module}.py").write_text(CODE)
-        more = {} if requires is None else {"requires": requires}
-        targets = {name: f"{module}:{found}" for name, found in points.items()}
-        site.distribution(distribution, points={"hal.observers": targets}, **more)
-        return module
-
-    return install
+    return lambda distribution="acme-trace", requires=None, **points: parts(
+        CODE, distribution, {"hal.observers": points}, requires
+    )
 
 
 def set_value(bound):

@@ -1,7 +1,5 @@
 """A CPU on which Paddle cannot be imported: one line, before the import, from every command that would import it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,9 +1,8 @@
 """The README's first screen, the map and the glossary: they name only existing things, and name all of them."""
 
-from __future__ import annotations
-
 import importlib
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -77,6 +76,14 @@ def test_install_lines_name_places_and_extras_that_are_there():
         for place, extras in named.items():
             project = tomllib.loads((ROOT / place / "pyproject.toml").read_text(encoding="utf-8"))["project"]
             assert set(extras) <= project.get("optional-dependencies", {}).keys(), place
+
+
+def test_ci_checks_each_version_of_python_that_the_readme_names():
+    first, last = map(int, re.search(r"Python 3\.(\d+) to 3\.(\d+)", text("README.md")).groups())
+    plan = ["make", "--no-print-directory", "-n", "-f", "tools/parts.mk", "ci"]
+    listed = subprocess.run(plan, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    checked = re.findall(r"tools/pythons\.py 3\.(\d+)'$", listed, re.MULTILINE)
+    assert checked == [str(minor) for minor in range(first, last + 1)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -5,8 +5,6 @@ imports its library, or if no file of this repository defines it. Of `typing` al
 ``Annotated.__class_getitem__``, which is missing from Python 3.13.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import defaultdict
 from pathlib import Path
@@ -154,24 +152,3 @@ def test_private_names_of_other_libraries_are_those_of_the_list(found):
 def test_each_of_the_list_is_still_used(found):
     assert {listed(name) for name in found} == TAKEN.keys()
     assert not [name for name in TAKEN if name.startswith("typing")]
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("from typing import Annotated\nAnnotated.__class_getitem__((int, 1))", {"typing.Annotated.__class_getitem__"}),
-        ("import typing\ntyping._GenericAlias", {"typing._GenericAlias"}),
-        ("from typing import _GenericAlias", {"_GenericAlias"}),
-        ("from paddle import _C_ops", {"_C_ops"}),
-        ("def call():\n    from click._compat import isatty", {"click._compat"}),
-        ("import stevedore\ndef _cache(): ...\nstevedore._cache", {"stevedore._cache"}),
-        ("tensor._odd()", {"_odd"}),
-        ("getattr(tensor, '_odd')", {"_odd"}),
-        ("import os\nos._exit(1)", set()),
-        ("class Mine:\n    def _own(self): ...\nMine()._own()", set()),
-        ("from hal_engine.engine import _own", set()),
-        ("thing.__class__.__name__", set()),
-    ],
-)
-def test_each_kind_of_use_is_found(text, names):
-    assert foreign({"file": text}).keys() == names

@@ -1,7 +1,5 @@
 """Prompts of ``hal run``: arguments, files of text and of objects, standard input; each mistake named by its line."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """The README's example runs unchanged."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

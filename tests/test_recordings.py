@@ -1,7 +1,5 @@
 """Recordings: of a small worker's calls, of ``hal run --record``, and their replay on devices and on liars."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import re
@@ -44,8 +42,6 @@ from hal_core import (
 )
 from hal_core.devices.cpu.device import CpuDevice
 from hal_core.slots.tasks import ENTERING
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 
 from hal.cli import main
 
@@ -629,26 +625,16 @@ def recordings(tmp_path_factory):
     return folder
 
 
-def no_sim():
-    try:
-        core_library()
-    except NoCompiler as error:
-        return str(error)
-    return ""
-
-
 @pytest.fixture
 def device(request, monkeypatch):
     """The subject of a name; the cuda device runs over its tests' stand-in driver, natively or not."""
     name, _, path = request.param.partition(" ")
+    if name in ("cuda", "sim"):
+        request.getfixturevalue("simulator")
     if name == "cuda":
-        if why := no_sim():
-            pytest.skip(why)
         monkeypatch.syspath_prepend(str(ROOT / "plugins/cuda/tests"))
         monkeypatch.setenv("HAL_CUDA_NATIVE", str(int(path == "native")))
         return subject(factory="kit_native:opened")
-    if name == "sim" and (why := no_sim()):
-        pytest.skip(why)
     if name == "opencl":
         probe = pytest.importorskip("hal_opencl").OpenCLPlugin.probe()
         if not probe.available:
@@ -689,10 +675,8 @@ def test_liars_that_quick_does_not_kill_die_by_replay(recordings, cpu, liar, kin
     assert re.match(rf"after call [1-9]\d*{re.escape(message)}", text)
 
 
-def test_a_run_ahead_of_its_device_is_replayed(tmp_path, monkeypatch):
+def test_a_run_ahead_of_its_device_is_replayed(simulator, tmp_path, monkeypatch):
     """Tokens are made on the device, and records are taken one step late."""
-    if why := no_sim():
-        pytest.skip(why)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     mixed = ("--runner", "hal_sim.mixing:MixRunner", "--temperature", "0", "--overlap", "on")
     for name, more in (("plain", ()), ("drafts", ("--drafts", "3"))):

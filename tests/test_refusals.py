@@ -1,7 +1,5 @@
 """What a command cannot do is one line with the cure, exit status 2, before anything is loaded or started."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

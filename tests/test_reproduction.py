@@ -1,7 +1,5 @@
 """A reproduction line fails in the same test with the same example: elsewhere, after an edit, and from a wheel."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

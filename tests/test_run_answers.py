@@ -1,7 +1,5 @@
 """``hal run``: the end of an answer, its printed part, the end of its request, and the summary."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

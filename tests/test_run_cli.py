@@ -1,7 +1,5 @@
 """``hal run``: its output, and its refusals. In this process."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial
@@ -153,43 +151,12 @@ def test_objects_are_answered_each_as_it_asks(run_json, tmp_path):
     assert [len(answer.get("logprobs", ())) for answer in answers] == [4, 0, 0]
 
 
-@pytest.mark.conform
-def test_tokens_do_not_depend_on_slots_blocks_or_chunk(run_json):
-    """The four ways of the issue, on prompts with clear margins (tests/test_end_to_end.py asserts those)."""
-    prompts = ("def main(", "for i in range(", "if __name__ ==", "with open(")
-    common = [part for text in prompts for part in ("--prompt", text)] + ["--max-tokens", 32]
-    ways = [("--slots", 1), ("--slots", 32), ("--chunk", 3), ("--slots", 4, "--blocks", 4)]
-    results = [run_json("-v", *common, *way) for way in ways]
-    tokens = [[answer["token_ids"] for answer in answers] for _, answers, _ in results]
-    assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
-    assert " 0 preemptions" in results[1][2]
-    assert " 0 preemptions" not in results[3][2]
-
-
-def test_a_draw_is_repeated_by_its_seed(run_json):
-    def text(seed):
-        return run_json("--prompt", "def ", "--temperature", 1.0, "--seed", seed, "--max-tokens", 12)[1][0]["text"]
-
-    assert text(5) == text(5)
-    assert text(5) != text(6)
-
-
 def test_min_p_leaves_out_what_is_far_less_likely_than_the_best(run_json):
     def tokens(*options):
         return run_json("--prompt", "def ", "--max-tokens", 12, *options)[1][0]["token_ids"]
 
     assert tokens("--temperature", 1.5, "--seed", 6, "--min-p", 1) == tokens()  # the best alone, which is greedy
     assert tokens("--temperature", 1.5, "--seed", 6, "--min-p", 0.01) != tokens()
-
-
-def test_stop_ends_the_text_after_its_tokens(run_json, tokenizer):
-    _, (unstopped,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20)
-    tokens = unstopped["token_ids"]
-    words = [(at, tokenizer.decode([token])) for at, token in enumerate(tokens) if token not in tokens[:at]]
-    at, word = next((at, word) for at, word in words[2:] if tokenizer.encode(word) == [tokens[at]])
-    _, (answer,), _ = run_json("--prompt", "if __name__ ==", "--max-tokens", 20, "--stop", "never", "--stop", word)
-    assert answer["finish_reason"] == "stop"
-    assert answer["token_ids"] == tokens[: at + 1]
 
 
 def broken_config(folder):

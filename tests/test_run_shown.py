@@ -1,7 +1,5 @@
 """``hal run`` hands its records over in its own process, and shows them however slowly standard output is read."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

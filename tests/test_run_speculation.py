@@ -1,7 +1,5 @@
 """``hal run --speculate``: the same answers with any proposer, on any device; its summary of drafts; its refusals."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``hal run`` where a step gives an id that is not a token: only that request fails."""
 
-from __future__ import annotations
-
 import pytest
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config

@@ -1,8 +1,5 @@
 """Runners from entry points: which one runs, valid names, and the choice in the closing line."""
 
-from __future__ import annotations
-
-import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +7,6 @@ from hal_core import ContractMismatch, InvalidValue, PluginError
 from hal_engine.stepping import AUTO, DEFAULT, check_runner_name, choose_runner, make_runner
 
 import hal
-
-from .fixtures_plugins.builder import Site
 
 CODE = """
 class Idle:
@@ -35,22 +30,14 @@ class Able(Idle):
         return ""
 """
 DEVICE = SimpleNamespace(name="acme:0")
-numbers = itertools.count()
 
 
 @pytest.fixture
-def runners(tmp_path, monkeypatch):
+def runners(parts):
     """Install a distribution with runners: ``runners(name=target, …)``; ``device``: what auto takes ``first`` for."""
-    site = Site(tmp_path / "site")
-    monkeypatch.syspath_prepend(str(site.folder))
 
     def install(distribution="acme-runner", device="", requires=None, **points):
-        module = f"runners_{next(numbers)}"
-        (site.folder / f"{module}.py").write_text(CODE)
-        groups = {"hal.runners": {name: f"{module}:{target}" for name, target in points.items()}}
-        if device:
-            groups["hal.automatic"] = {device: next(iter(points))}
-        site.distribution(distribution, points=groups, **({} if requires is None else {"requires": requires}))
+        parts(CODE, distribution, {"hal.runners": points}, requires, {device: next(iter(points))} if device else {})
 
     return install
 
@@ -78,15 +65,16 @@ def test_a_runner_of_two_distributions_is_refused_with_both(runners):
     assert caught.value.cure == "uninstall one of them"
 
 
-def test_a_runner_for_another_contract_is_refused(runners):
-    runners(fast="Idle", requires=("paddle-hal-core>=7,<8",))
-    with pytest.raises(ContractMismatch, match="acme-runner 1"):
-        make_runner("fast", None)
-
-
-def test_a_runner_that_is_not_there_is_an_error_of_its_distribution(runners):
-    runners(fast="Nobody")
-    with pytest.raises(PluginError, match=r"acme-runner 1\.0: runner fast: importing .*:Nobody failed"):
+@pytest.mark.parametrize(
+    ("target", "requires", "kind", "says"),
+    [
+        ("Idle", ("paddle-hal-core>=7,<8",), ContractMismatch, "acme-runner 1"),
+        ("Nobody", None, PluginError, r"acme-runner 1\.0: runner fast: importing .*:Nobody failed"),
+    ],
+)
+def test_a_runner_that_cannot_be_used_is_named_with_its_distribution(runners, target, requires, kind, says):
+    runners(fast=target, requires=requires)
+    with pytest.raises(kind, match=says):
         make_runner("fast", None)
 
 

@@ -1,7 +1,5 @@
 """SIGINT, SIGTERM and SIGHUP at every moment of every command: its status, in time, no traceback, no leftovers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Standard streams that are full, closed, missing or unread: one line where it is possible, and no traceback."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from itertools import product

@@ -1,7 +1,5 @@
 """Terminal output: no control characters of prompts and answers, a listing that fits, few lines after Ctrl-C."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """hal without its engine, and the names that the engine's modules had while they were hal's."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

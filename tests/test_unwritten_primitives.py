@@ -1,7 +1,5 @@
 """``hal run`` and ``hal serve`` on a device whose plugin has not written a primitive yet: one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

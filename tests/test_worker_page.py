@@ -1,7 +1,5 @@
 """docs/worker.md: its worker runs unchanged, and its table lists the slot's fields."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fresh environment over the packages of this one, in which a vendor's plugin is installed by pip, offline."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sysconfig

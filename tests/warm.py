@@ -5,8 +5,6 @@ those that do start a separate process. A forked command has its own arguments, 
 and dispositions of signals, and ends as the interpreter ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -3,8 +3,6 @@
 ``tensors`` is no capability of the device, but of the plugin's support.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hal_core import Support

@@ -1,7 +1,5 @@
 """One cause is reported once, and by the primitive that waited or wrote wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys

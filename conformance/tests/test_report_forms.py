@@ -1,7 +1,5 @@
 """The report as vendors meet it: primitives first, the first failure at once, text, JSON and HTML of one run."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """A seed determines all draws: neither imported modules nor a package's kind of installation changes them."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import SimpleNamespace

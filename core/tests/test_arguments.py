@@ -1,7 +1,5 @@
 """Arguments of a wrong kind, on every hook: refused by name before any work is done; valid ones are never blamed."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core import Request, Task, TaskBatch, TaskKind, admit, hookimpl
 from hal_core.devices.cpu import CpuPlugin

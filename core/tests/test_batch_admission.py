@@ -1,7 +1,5 @@
 """Requests admitted by one call are those admitted one by one: bytes, refusals, and the state after insertion."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

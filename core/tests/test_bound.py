@@ -1,7 +1,5 @@
 """Binding a device, deferred errors, forks, and the names that every error contains."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import logging

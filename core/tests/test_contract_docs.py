@@ -1,7 +1,5 @@
 """docs/contract.md, the hookspecs and the design agree; each hook is documented in full."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Invalid ``device.state(fields=…)`` calls, and differing declared tables of ranks and of requests."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

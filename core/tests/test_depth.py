@@ -1,7 +1,5 @@
 """Depth of a call: every frame between the caller and the device is one that a reader has to follow."""
 
-from __future__ import annotations
-
 import sys
 
 from hal_core import Request, StateConfig, Step, TaskBatch

@@ -1,7 +1,5 @@
 """Frames: decoding an encoded frame is the identity, and any other bytes raise FrameError and no other error."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import fields, replace
 from zlib import crc32

@@ -1,7 +1,5 @@
 """The slot table and its layout: groups are slices, places do not overlap, different tables have different digests."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

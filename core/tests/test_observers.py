@@ -1,7 +1,5 @@
 """Observers: they see every hook call and the end of every ticket, and have no side effect."""
 
-from __future__ import annotations
-
 import logging
 
 import pluggy

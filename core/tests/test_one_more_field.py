@@ -1,7 +1,5 @@
 """One more field in the slot table is one line in it: every part that handles fields finds it there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The fast builder of token-only records gives the same record as the general builder, or defers to it (G21)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core import FinishReason, Request, SlotStatus, StateConfig, TaskBatch

@@ -1,7 +1,5 @@
 """Waits for a step's output: the worker waits for the copy, the sink's thread for the worker that takes its steps."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

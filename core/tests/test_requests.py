@@ -1,7 +1,5 @@
 """A user's request: every wrong argument is refused by name and with a cure, before anything is packed."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

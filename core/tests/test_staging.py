@@ -1,7 +1,5 @@
 """The staging ring: memory under a fence is not handed out again, in whatever order fences pass."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core.devices.ring_options import RingOptions

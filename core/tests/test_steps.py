@@ -1,7 +1,5 @@
 """The value objects of a step, and the prediction of the next launch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue

@@ -1,7 +1,5 @@
 """``Writes`` against NumPy: rows of one number or one array of bounds, and neighbours that are one run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core.devices.cpu.device import CpuDevice

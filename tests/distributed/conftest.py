@@ -1,7 +1,5 @@
 """Ranks that all tests here share: starting one costs seconds, joining a job seconds more."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Functions that ranks of a pool run; a rank imports this file."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

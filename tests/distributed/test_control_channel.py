@@ -1,7 +1,5 @@
 """An engine's last message reaches every rank, also one that is behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

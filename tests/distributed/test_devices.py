@@ -1,7 +1,5 @@
 """The device that each rank of a host opens, from the launchers' variables: one each, or a refusal."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core import InvalidValue, Plugin
 

@@ -1,7 +1,5 @@
 """Ranks whose engine is gone: they end, and neither wait for it nor outlive it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A rank that hangs in a step while its other threads live: its step has a limit, after which the rank is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from functools import partial

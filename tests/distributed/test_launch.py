@@ -1,7 +1,5 @@
 """Errors and files of the starter of ranks; stand-ins take the places of their processes."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

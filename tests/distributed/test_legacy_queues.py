@@ -1,7 +1,5 @@
 """``hal run --sink sysv://…`` with several workers: a queue for each that sends, ids counting up."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import threading

@@ -1,7 +1,5 @@
 """The tests of ranks detect their faults: each liar, in all ranks or in the engine, makes one of them fail."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -1,7 +1,5 @@
 """A lost rank: the same error on every survivor, or new ranks that continue where the delivered tokens end."""
 
-from __future__ import annotations
-
 import pytest
 from hal_engine.distributed.errors import RankLost
 from hypothesis import Phase, given, settings

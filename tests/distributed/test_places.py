@@ -1,7 +1,5 @@
 """Placement of requests by an engine of several groups: where there is room, in their order. Ranks are simulated."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """The process of a rank: how it ends, and how long that may take."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core import GroupLost, InvalidValue
 from hal_engine.distributed import process

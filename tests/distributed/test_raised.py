@@ -1,7 +1,5 @@
 """Errors that a runner or plugin raised on a rank: the command shows the traceback only under ``-v``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

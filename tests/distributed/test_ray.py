@@ -1,7 +1,5 @@
 """``hal run --launcher ray`` on Ray's own test cluster: several nodes on this host, some of them killed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

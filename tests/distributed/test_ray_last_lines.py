@@ -1,7 +1,5 @@
 """The last lines of dead ranks are read on their Ray nodes within one limit, with a stand-in for Ray."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Ranks that differ are refused at the start, with the same message on every rank."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """``hal run`` on ranks, in separate processes: its output, its files, and its refusals."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -1,7 +1,5 @@
 """``--sink URL``: another reader gets the records of each group's first rank, over every transport."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

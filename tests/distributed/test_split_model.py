@@ -1,7 +1,5 @@
 """A model split over two ranks gives the logits of the whole one; each rank reads its part of the file alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue

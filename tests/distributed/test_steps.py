@@ -1,7 +1,5 @@
 """Step messages and control messages: decoding returns the encoded content, and other bytes are refused in one way."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """A runner on ranks whose vocabulary is smaller than the checkpoint's: a prompt beyond it is refused, and no other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pool of KV blocks: no block has two owners, none is lost, none is freed twice."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core.errors import HalError, InvalidValue, OutOfMemory
 from hal_engine.engine import BlockPool

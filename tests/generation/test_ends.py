@@ -1,7 +1,5 @@
 """End tokens, ``ignore_eos``, ``min_tokens`` and stop texts are four things, in the command and the library alike."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

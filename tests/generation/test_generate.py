@@ -1,7 +1,5 @@
 """``hal.generate`` in this process, and ``hal.AsyncEngine`` with a separate process: the same text."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The thread between an event loop and an engine process: what it does first, and how much of it at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The heartbeat of an engine process: what its absence, and an unchanging step, mean to the caller."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The loop of an engine process, with a simulated caller: its input, checks and reports."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

@@ -1,7 +1,5 @@
 """The device's time of an engine's steps: measured where the device can and somebody asks, else absent."""
 
-from __future__ import annotations
-
 import time
 from itertools import count
 
@@ -12,18 +10,6 @@ from hal_engine.opening import open_engine
 from hal_engine.options import EngineOptions
 
 TOKENS = 6
-
-
-@pytest.fixture
-def sim():
-    pytest.importorskip("hal_sim", reason="paddle-hal-sim is not installed: pip install ./plugins/sim")
-    from hal_sim import NoCompiler
-    from hal_sim.build import core_library
-
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
 
 
 def spent(device, *, timed, **options):
@@ -51,13 +37,13 @@ def generated(device, **options):
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_a_device_with_timed_events_measures_its_steps(sim, overlap):
+def test_a_device_with_timed_events_measures_its_steps(simulator, overlap):
     first, seconds, elapsed = generated("sim", timed=True, runner="hal_sim.mixing:MixRunner", overlap=overlap)
     assert first == 0.0 < seconds < elapsed
 
 
 @pytest.mark.parametrize("overlap", ["on", "off"])
-def test_the_time_of_each_step_counts_once(sim, monkeypatch, overlap):
+def test_the_time_of_each_step_counts_once(simulator, monkeypatch, overlap):
     """On a device whose clock advances by one second for each event."""
     from hal_sim.device import SimDevice
 
@@ -74,7 +60,7 @@ def test_the_time_of_each_step_counts_once(sim, monkeypatch, overlap):
     assert seconds == TOKENS, "a step a token is taken"
 
 
-def test_nobody_asks_and_no_event_is_timed(sim, monkeypatch):
+def test_nobody_asks_and_no_event_is_timed(simulator, monkeypatch):
     from hal_sim.device import SimDevice
 
     monkeypatch.setattr(SimDevice, "timed_event", None)
@@ -92,7 +78,7 @@ def each_step(monkeypatch):
 
 
 @pytest.mark.conform
-def test_a_first_rank_reports_the_devices_time_and_its_own(sim, each_step):
+def test_a_first_rank_reports_the_devices_time_and_its_own(simulator, each_step):
     runner = {"runner": "hal_sim.mixing:MixRunner", "tp": 2}
     first, (ranks, device), elapsed = spent("sim", timed=True, **runner)
     assert first == [None, None]

@@ -1,7 +1,5 @@
 """Output of a request's stream, for records as they come."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, SlotStatus

@@ -1,7 +1,5 @@
 """Checkpoint files that would never be read to their end, and tokenizers whose own patterns never end."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """config.json: used fields, ignored fields, and a refusal by name of any further one."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

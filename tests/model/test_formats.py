@@ -1,7 +1,5 @@
 """Checkpoints of other kinds are refused by the name of their kind: formats of weights, encoder-decoders."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Fields of config.json without effect at their present value: accepted and reported, or else refused by name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

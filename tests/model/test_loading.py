@@ -1,7 +1,5 @@
 """Checkpoint files: every stored type, shards, and that no broken file gets through or causes another error."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -1,7 +1,5 @@
 """The bytes of single tokens together are the text of all of them."""
 
-from __future__ import annotations
-
 import pytest
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config

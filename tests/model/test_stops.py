@@ -1,7 +1,5 @@
 """Stop texts: their bounds, and a search that agrees with the obvious one and reads each character once."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

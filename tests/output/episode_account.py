@@ -1,7 +1,5 @@
 """The account of an episode (``episodes.py``): each token is where it may be, and nowhere else."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 from episode_roles import facts

@@ -1,7 +1,5 @@
 """Random batches of an episode (``episodes.py``): in a real state on the cpu device, by the hooks, into a sink."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import random

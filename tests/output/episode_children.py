@@ -1,7 +1,5 @@
 """Processes of an episode (``episodes.py``): forks that get commands, are killed, and waited for."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -4,8 +4,6 @@ The environment names the episode's folder. It contains ``steps-PID`` with a byt
 file ``hang-PID`` exists, the next step of that process never returns, while its other threads live.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -5,8 +5,6 @@ records of its ``--sink``, are those answers or their beginning, once and in ord
 rank is reported with all requests that it takes along; every run ends; no process, file or folder of it is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -35,7 +33,7 @@ PATIENCE = 120.0  #: seconds until a run counts as hung, on a machine that may b
 GONE = 30.0  #: seconds in which ranks of an engine that was killed must be gone
 PROMPTS = ("def main(", "for i in range(", "import os", "class Reader:", "with open(", "x = ")
 TOKENS = 24
-FORMS = ((), ("--tp", "2"), ("--split", "1,1"), ("--dp", "2"))
+FORMS = ((), ("--tp", "2"), ("--split", "1,1"), ("--split", "2,2"), ("--dp", "2"))
 COLLECTIVE = "4"  #: seconds that a collective, and so a stopped rank, may take
 METADATA = "Metadata-Version: 2.1\nName: episode-observer\nVersion: 1.0\nRequires-Dist: paddle-hal-core>=1.1,<2\n"
 ENTRY = "[hal.observers]\nsteps = episode_observer:Steps\n"

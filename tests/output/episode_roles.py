@@ -1,7 +1,5 @@
 """Roles of an episode's processes (``episodes.py``). Each runs in a fork, gets commands, and keeps a journal."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

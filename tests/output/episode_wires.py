@@ -1,7 +1,5 @@
 """What lies between a sender and its reader in an episode: a wire that stops, drips or is cut; and peers that drip."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

@@ -10,8 +10,6 @@ named by ``Undelivered``, or lies behind the position of a ``SessionLost``, whic
 or hangs; no socket, lock, folder, process or file in memory is left.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The chaos tests, short. Long: ``make soak``, ``make chaos`` and ``make fuzz`` (``episodes.py``)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

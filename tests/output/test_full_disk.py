@@ -1,7 +1,5 @@
 """A full disk under the ipc folder: an error that names the cure, and no files left behind."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``hal run --sink sysv://…`` as FastDeploy reads it: entry ``i`` of a message is slot ``i``'s."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

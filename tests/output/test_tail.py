@@ -1,7 +1,5 @@
 """``hal tail URL``: rows, gaps, restarts, losses and duplicates as they come, in text and JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

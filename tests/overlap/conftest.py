@@ -1,13 +1,10 @@
 """Device options of these tests affect the whole simulator: they are reset after each test."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest
 from hal_sim import NoCompiler, options
 from hal_sim._native import native
-from hal_sim.build import core_library
 
 from .schedules import same_names
 
@@ -20,15 +17,6 @@ def own_settings():
         yield
         with contextlib.suppress(NoCompiler):
             assert native().pending_tasks() == 0, "a schedule left work on the simulator: tests after it would fail"
-
-
-@pytest.fixture
-def simulator():
-    """Skip the test if the simulated accelerator cannot be built here."""
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A runner for ``hal run`` that gives each request one token a step, and raises in the given steps."""
 
-from __future__ import annotations
-
 import os
 
 from hal_engine.sampling.rows import SUPPORTED

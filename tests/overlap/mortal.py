@@ -1,7 +1,5 @@
 """A runner for ``hal run``: as ``MixRunner``, but the second rank is killed once, in its sixth step."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

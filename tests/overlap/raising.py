@@ -1,7 +1,5 @@
 """A runner for ``hal run``: as ``MixRunner``, but it raises in the step in which a prompt of seven tokens enters."""
 
-from __future__ import annotations
-
 import os
 
 from hal_core import ENTERING

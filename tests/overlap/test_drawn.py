@@ -3,8 +3,6 @@
 Each schedule runs twice, both times under the race checker, and every token is compared with its prediction.
 """
 
-from __future__ import annotations
-
 import pytest
 from hal_engine.engine import Scheduler
 

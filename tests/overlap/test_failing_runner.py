@@ -1,21 +1,15 @@
 """``hal run`` with a runner that raises: only that step's requests end, or the command ends in one line, status 1."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
-
-from hal.cli import main
 
 RUNNER = ("--runner", "failing:FailingRunner")
 WHAT = "FailingRunner.launch raised RuntimeError: out of memory: 2 GiB were asked for"
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def run(command, monkeypatch, private_folders):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
     def call(*arguments, steps="", drafts="", breaks="0"):
@@ -23,10 +17,9 @@ def run(capsys, monkeypatch, tmp_path):
         monkeypatch.setenv("FAILING_DRAFTS", drafts)
         monkeypatch.setenv("FAILING_BREAKS", breaks)
         given = [part for name in ("aa", "bb", "cc") for part in ("--prompt", name)]
-        with pytest.raises(SystemExit) as end:
-            main(["run", "--json", *RUNNER, "--slots", "2", "--temperature=0", "--max-tokens", "4", *given, *arguments])
-        out, err = capsys.readouterr()
-        return end.value.code, [json.loads(line) for line in out.splitlines()], err
+        sizes = ("--slots", 2, "--temperature=0", "--max-tokens", 4)
+        done = command("run", "--json", *RUNNER, *sizes, *given, *arguments)
+        return done.status, done.answers, done.err
 
     return call
 
@@ -67,20 +60,19 @@ def test_drafting_that_raises_ends_the_steps_requests_that_go_on(run, device, ov
         assert ("FailingRunner.propose raised" in found.get("message", "")) is failed
 
 
-def test_drafting_that_breaks_the_device_ends_the_command_in_one_line(run):
-    code, _, err = run("--device", "cpu", "--drafts", "2", drafts="2", breaks="1")
+@pytest.mark.parametrize(
+    ("arguments", "raises", "says"),
+    [
+        (("--drafts", "2"), "drafts", "FailingRunner.propose raised RuntimeError"),
+        ((), "steps", f"{WHAT}, and the device is broken: "),
+    ],
+)
+def test_a_runner_that_breaks_the_device_ends_the_command_in_one_line(run, arguments, raises, says):
+    code, _, err = run("--device", "cpu", *arguments, breaks="1", **{raises: "2"})
     assert code == 1
     assert "Traceback" not in err
     (line,) = [line for line in err.splitlines() if "hal: error:" in line]
-    assert "FailingRunner.propose raised RuntimeError" in line
-
-
-def test_a_runner_that_breaks_the_device_ends_the_command_in_one_line(run):
-    code, _, err = run("--device", "cpu", steps="2", breaks="1")
-    assert code == 1
-    assert "Traceback" not in err
-    (line,) = [line for line in err.splitlines() if "hal: error:" in line]
-    assert f"{WHAT}, and the device is broken: " in line
+    assert says in line
     assert line.endswith("(mend the runner, then start again: a process cannot use a broken device any more)")
 
 

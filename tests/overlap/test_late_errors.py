@@ -1,7 +1,5 @@
 """Errors that a step finds on the device alone, and ids that are not tokens: the request's record reports them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Each mechanism of overlap is needed: schedules fail without it, and pass with it."""
 
-from __future__ import annotations
-
 import pytest
 from hal_engine.engine.in_flight import InFlight
 from hal_engine.engine.scheduler import Scheduler

@@ -1,7 +1,5 @@
 """A step that is planned from its predecessor equals one that is planned from scratch."""
 
-from __future__ import annotations
-
 import pytest
 from hal_engine.stepping.step_plan import StepPlanner
 

@@ -3,8 +3,6 @@
 Ranks run on the sim device as late as possible, with one slot, so that each request enters where one has just ended.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -13,8 +11,6 @@ from hal_core.slots.admission import draw_seed
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_engine.model.tokenizer import Tokenizer
-from hal_sim import NoCompiler
-from hal_sim.build import core_library
 from hal_sim.mixing import mixed
 
 from hal.cli import main
@@ -27,13 +23,9 @@ TOKENS = 10
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
+def run(simulator, capsys, monkeypatch, tmp_path):
     """``hal run`` on two ranks, one step ahead, with a runner of this folder: its status, its answers, and standard
     error. Each answer's tokens are those of its prompt."""
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
     pytest.importorskip("paddle", reason="its launcher starts the ranks", exc_type=ImportError)
     settings = {"HALSIM_MODE": "2", "HALSIM_STAGED": "0", "HAL_RANKS_TIMEOUT": "20", "XDG_RUNTIME_DIR": str(tmp_path)}
     for name, value in settings.items():

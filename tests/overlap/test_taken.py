@@ -1,24 +1,17 @@
 """A rank that is one step ahead of its engine frees exactly the slots that the engine knows to be free."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core import ALONE, InvalidBatch, Request, SamplingParams, Task, TaskKind
 from hal_core.runtime.bound import bind
 from hal_engine.stepping import AsyncLoop, Stepper
-from hal_sim import NoCompiler, SimPlugin
-from hal_sim.build import core_library
+from hal_sim import SimPlugin
 
 from .drawn import Schedule, expected
 from .schedules import Later, sizes_of, stepper_of
 
 
 @pytest.fixture
-def stepper():
-    try:
-        core_library()
-    except NoCompiler as error:
-        pytest.skip(str(error))
+def stepper(simulator):
     schedule = Schedule(sizes_of(slots=1, drafts=0), 8, 8, [], [], None)
     with bind(SimPlugin.open(0, {"mode": "lazy", "staged": 0})) as device:
         yield stepper_of(device, schedule, Later(), ALONE, Stepper)

@@ -1,7 +1,5 @@
 """The host waits for the output of the step before, by its event, and for no other event."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core import Request, SamplingParams
 from hal_engine.engine import Engine

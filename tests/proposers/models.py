@@ -1,7 +1,5 @@
 """Reference models of the proposers, and a step of requests whose tokens are known beforehand."""
 
-from __future__ import annotations
-
 import numpy as np
 from hal_core import Request, SamplingParams, StateConfig, admit
 from hal_core.slots.layout import lay_out

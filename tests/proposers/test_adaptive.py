@@ -1,7 +1,5 @@
 """The number of a request's drafts depends only on acceptance."""
 
-from __future__ import annotations
-
 import itertools
 import time
 

@@ -1,7 +1,5 @@
 """Invalid values and errors of a plugin's proposer end in an error that names it, never in a later one elsewhere."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Two proposers as one: the second if it matches and was accepted lately, else the first with the second after it."""
 
-from __future__ import annotations
-
 import numpy as np
 from hal_engine.proposers import Drawn
 from hal_engine.proposers.hybrid import Hybrid

@@ -1,8 +1,5 @@
 """Proposers from entry points: only the named one is imported, and errors name its distribution."""
 
-from __future__ import annotations
-
-import itertools
 import sys
 
 import pytest
@@ -11,7 +8,6 @@ from hal_engine.proposers import Proposer, Setup, make_proposer
 from hal_engine.proposers.hybrid import Hybrid
 from hal_engine.proposers.loading import installed
 
-from ..fixtures_plugins.builder import Site
 from . import models
 
 CODE = """
@@ -54,24 +50,14 @@ class Fails:
 
 text = "no class"
 """
-numbers = itertools.count()
 
 
 @pytest.fixture
-def proposers(tmp_path, monkeypatch):
+def proposers(parts):
     """Installs a distribution with proposers beside the real ones: ``proposers(name=target, …)``."""
-    site = Site(tmp_path / "site")
-    monkeypatch.syspath_prepend(str(site.folder))
-
-    def install(distribution="acme-parrot", requires=None, **points):
-        module = f"proposers_{next(numbers)}"
-        (site.folder / f"{module}.py").write_text(CODE)
-        more = {} if requires is None else {"requires": requires}
-        targets = {name: f"{module}:{found}" for name, found in points.items()}
-        site.distribution(distribution, points={"hal.proposers": targets}, **more)
-        return module
-
-    return install
+    return lambda distribution="acme-parrot", requires=None, **points: parts(
+        CODE, distribution, {"hal.proposers": points}, requires
+    )
 
 
 def test_what_comes_with_hal_is_declared_like_any_other():

@@ -1,7 +1,5 @@
 """n-gram proposals are those of a model of a few lines, at any length and in any order of events."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_engine.proposers.ngram import LONGEST, NGram, NGrams

@@ -1,7 +1,5 @@
 """docs/speculation.md: its example is installed and used unchanged, and the names in it exist."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The room for drafts: the next step feeds no token without a place, and may emit all that it feeds."""
 
-from __future__ import annotations
-
 import numpy as np
 from hal_engine.proposers import draft_room
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Proposers of many slots: each sees only its own request, whatever the slot held before, for any number of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core import InvalidValue

@@ -1,7 +1,5 @@
 """Suffix proposals are those of a brute-force search; outputs are kept up to a number of tokens, oldest out first."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_engine.proposers.contexts import DEPTH, LEAST_SHARE, MOST_PLACES, REACH

@@ -5,8 +5,6 @@ share of them), a vocabulary of 12, at a level of 1e-8: a total variation of 1.2
 (the noncentrality is at least 4 N TV^2). Each control is a known mistake of a different project, and must fail.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

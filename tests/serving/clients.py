@@ -6,8 +6,6 @@
 Prints a line for each client; the status is 1 if one fails or, with ``--all``, is not installed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import importlib.util

@@ -1,7 +1,5 @@
 """Servers for tests: `hal serve` in separate processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ of its requests. The permit `.` is for one step; `a` too, after which no step is
 received; `x` ends the process, in order; `*` is for all further steps.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

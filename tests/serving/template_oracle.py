@@ -3,8 +3,6 @@
 PYTHONPATH=. python tests/serving/template_oracle.py     writes templates/expected.json; needs transformers and jinja2
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """What a client chooses is bounded before it costs anything, and a stopped engine process is noticed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

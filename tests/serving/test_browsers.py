@@ -1,7 +1,5 @@
 """Web pages: which Host, Origin and Content-Type a server takes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

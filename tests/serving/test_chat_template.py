@@ -1,8 +1,6 @@
 """A checkpoint's chat template: what is wrong with its files turns chats off and is named by its path, and what it
 raises is an error of 400."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,8 +1,6 @@
 """What clients of other servers send is taken; what is not offered is refused once, with the page that says who has it
 in its place."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

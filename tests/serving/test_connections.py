@@ -1,7 +1,5 @@
 """Connections of clients that send nothing, too slowly or too much, and of those that do not read."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import asynccontextmanager, suppress

@@ -1,7 +1,5 @@
 """`hal serve` after SIGTERM: requests end within `--drain`, or with an error object; signals that it ignores."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

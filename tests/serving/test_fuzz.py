@@ -1,7 +1,5 @@
 """No body and no headers cause a fault of the server, or a slot that remains taken."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """`/health` and the command's end if an engine cannot start, and if ranks are lost."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

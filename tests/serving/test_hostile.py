@@ -1,7 +1,5 @@
 """Hostile clients keep no other client waiting: the attacks of `hostile.py`."""
 
-from __future__ import annotations
-
 import pytest
 
 from .hostile import ATTACKS, judge, judge_a_stopped_engine

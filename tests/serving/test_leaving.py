@@ -1,7 +1,5 @@
 """`hal serve` and clients that leave, or that read slowly."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

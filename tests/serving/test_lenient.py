@@ -1,7 +1,5 @@
 """What `--lenient` ignores: fields that are not offered, wherever they are; and nothing else."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """A server under many clients, and after many requests."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

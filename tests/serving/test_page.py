@@ -1,7 +1,5 @@
 """The page at `/`, as a browser that reaches it through a proxy under a path of the proxy's own."""
 
-from __future__ import annotations
-
 import re
 from urllib.parse import urljoin
 

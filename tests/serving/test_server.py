@@ -1,7 +1,5 @@
 """`hal serve` under its clients: the official one of OpenAI, and plain HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -109,13 +107,6 @@ def test_the_chunks_of_a_stream_have_the_log_probabilities_of_answers_at_once(cl
         assert choice.logprobs.text_offset[0] == 0 < choice.logprobs.text_offset[-1]
         for name in ("tokens", "text_offset"):
             assert found[choice.index][name] == getattr(choice.logprobs, name)
-
-
-def test_a_stop_text_ends_an_answer_before_it(client, expected):
-    text = expected(PROMPTS[0], max_tokens=20, temperature=0.0)
-    stop = text[5:8]
-    found = client.completions.create(model="default", prompt=PROMPTS[0], max_tokens=20, temperature=0, stop=stop)
-    assert (found.choices[0].text, found.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
 
 
 def test_end_tokens_may_be_ignored_and_load_tools_are_served(client):

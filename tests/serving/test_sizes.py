@@ -1,7 +1,5 @@
 """How much a body may hold, how much of it an error repeats, and large answers piece by piece."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

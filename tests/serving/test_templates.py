@@ -1,8 +1,6 @@
 """Chat templates in the style of models give the text and the tokens that transformers gives, also where a call's
 arguments are a client's text."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The official client's tokens over HTTP are those of `hal run`, in whatever order requests come."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

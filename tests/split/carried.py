@@ -1,7 +1,5 @@
 """A third-party transfer for ``--transfer``: it wraps hal's own, and leaves a file for each call."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

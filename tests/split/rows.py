@@ -1,7 +1,5 @@
 """The job of :mod:`tests.distributed.rows` on workers of two roles, whose ranks are those of pools."""
 
-from __future__ import annotations
-
 from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.rank_executor import RankExecutor
 

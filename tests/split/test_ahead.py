@@ -1,7 +1,5 @@
 """A rank reports the output of each step once, and as soon as it is there: no further step is needed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from hal_engine.distributed.control_messages import Stop

@@ -1,7 +1,5 @@
 """The engine's choice of workers, and its limits of time and tries, with simulated workers."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

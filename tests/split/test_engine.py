@@ -1,7 +1,5 @@
 """The engine of a split with simulated workers: the transitions of the table one by one, then any order of events."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from unittest import mock

@@ -2,8 +2,6 @@
 stream fills the blocks, and is not ordered behind the steps (G30).
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

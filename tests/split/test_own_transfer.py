@@ -1,7 +1,5 @@
 """``hal run --split --transfer``: refusals of a vendor's own KV transfer (``test_run`` uses one)."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

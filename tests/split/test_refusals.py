@@ -1,7 +1,5 @@
 """An engine's refusal of its workers is sent to their ranks, with the difference."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """``hal run --split`` in separate processes: its output, and its refusals."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -1,7 +1,5 @@
 """An engine with simulated workers, its deliveries, and the invariants at the end."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hal_conformance.fixtures.memory_wire import MemoryNet

@@ -1,7 +1,5 @@
 """Outputs to send, sinks and readers that are closed at the end, and a check for leftovers."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Valid addresses, and files that a reader never touches; invalid seconds and cursors."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

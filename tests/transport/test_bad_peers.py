@@ -1,7 +1,5 @@
 """A reader among garbage, repetitions and gaps; unusable addresses; leftovers of dead processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The channel: frames in order and whole, whatever their size; an end that is seen; beats; and nobody else's bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """A session that ends at a reader which has not read yet, and a reader that closes while its sinks do not read."""
 
-from __future__ import annotations
-
 import select
 import time
 

@@ -1,7 +1,5 @@
 """An engine that does not read while its workers die, with backlogs of every size: it loses sessions, never itself."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """A sender over tcp outlasts listeners that are not readers, or refuse it: it connects again after them."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 

@@ -1,7 +1,5 @@
 """Large frames, which have no checksum over their arrays, and messages that this version's reader cannot use."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest

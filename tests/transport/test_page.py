@@ -1,7 +1,5 @@
 """docs/output.md: its transport is installed and used unchanged."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

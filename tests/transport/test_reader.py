@@ -1,7 +1,5 @@
 """A reader's output: events, requests, streams, in threads and in an event loop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading

@@ -1,7 +1,5 @@
 """The transport with frames: no record is lost or repeated, no wait is endless, and failures are named."""
 
-from __future__ import annotations
-
 import os
 import random
 import threading

@@ -1,7 +1,5 @@
 """The options of ``open_sink``: one that would break the sender's thread later is refused at once, by its name."""
 
-from __future__ import annotations
-
 import threading
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """Transports by entry point: the scheme of a url names the transport, and only that one is imported."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from importlib import metadata

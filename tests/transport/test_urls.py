@@ -1,7 +1,5 @@
 """Invalid urls that a user may write: refused by name, with a cure that helps, by reader and sink alike."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

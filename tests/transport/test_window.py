@@ -1,7 +1,5 @@
 """The window of unacknowledged frames against a list, and the sessions' decisions."""
 
-from __future__ import annotations
-
 from hal_core.frames.envelope import FrameKind, seal
 from hal_engine.reading import Gap, SessionStarted
 from hal_engine.reading.session import Session

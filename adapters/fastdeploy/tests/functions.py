@@ -1,7 +1,5 @@
 """Functions of our own in the place of FastDeploy's: source with names that are written, set and called."""
 
-from __future__ import annotations
-
 import linecache
 from itertools import count
 

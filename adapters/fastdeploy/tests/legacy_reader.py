@@ -7,8 +7,6 @@ Two generations: ``parse_*`` reads the messages of FastDeploy before release 2.6
 ``TodaysEngine`` handles them as that engine does for requests that it aborts or preempts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

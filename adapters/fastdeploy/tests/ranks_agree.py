@@ -1,7 +1,5 @@
 """Functions that two ranks run in the tests of an agreement."""
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 from hal_core.devices.cpu import CpuPlugin

@@ -1,7 +1,5 @@
 """Work of two ranks for the tests of seeds 000 and 001."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

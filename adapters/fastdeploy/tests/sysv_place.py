@@ -1,7 +1,5 @@
 """A private System V key for each test: outputs to send there, FastDeploy's own way of reading, and the leftovers."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import itertools

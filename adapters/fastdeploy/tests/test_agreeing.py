@@ -1,7 +1,5 @@
 """The broadcast after sampling: two ranks agree on four tensors at once (pull requests 7096, 7172)."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

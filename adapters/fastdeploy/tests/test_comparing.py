@@ -1,8 +1,5 @@
 """``python -m hal_fastdeploy compare A B``, with writers of these tests in the place of FastDeploy's classes."""
 
-from __future__ import annotations
-
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -15,9 +12,7 @@ from hal_fastdeploy.comparing import CASES, compare, tensor
 
 import hal
 
-_spec = importlib.util.spec_from_file_location("upstream_of_compared", Path(__file__).with_name("upstream.py"))
-up = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(up)
+from . import upstream as up
 
 
 def rounded(values):

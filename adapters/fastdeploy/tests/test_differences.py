@@ -1,8 +1,5 @@
 """Differences in meaning between FastDeploy's share_inputs and hal's state: each line of the page's table."""
 
-from __future__ import annotations
-
-import importlib.util
 import re
 from pathlib import Path
 
@@ -15,9 +12,8 @@ from hal_core.slots.fields import STATE_TABLE
 
 import hal
 
-_spec = importlib.util.spec_from_file_location("upstream_of_differences", Path(__file__).with_name("upstream.py"))
-up = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(up)
+from . import upstream as up
+
 PAGE = (Path(__file__).parents[3] / "docs/fastdeploy.md").read_text(encoding="utf-8")
 CASES = {}
 

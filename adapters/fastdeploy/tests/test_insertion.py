@@ -1,12 +1,7 @@
 """``insert_tasks_v1`` against the reference writer: every array, host list and attribute, on cpu and sim."""
 
-from __future__ import annotations
-
-import importlib.util
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,10 +16,8 @@ from hal_fastdeploy.standins import VALUES, drawn, prefill
 import hal
 from tests import share
 
-_spec = importlib.util.spec_from_file_location("upstream", Path(__file__).with_name("upstream.py"))
-up = importlib.util.module_from_spec(_spec)
-sys.modules.setdefault("upstream", up)
-_spec.loader.exec_module(up)
+from . import upstream as up
+
 PREFILL, DECODE, PREEMPTED, ABORT = up.PREFILL, up.DECODE, up.PREEMPTED, up.ABORT
 METHODS, ROLES = ("", "naive", "ngram", "suffix", "mtp"), ("mixed", "prefill", "decode")
 SEQUENCES = 2000

@@ -1,11 +1,6 @@
 """The six legacy messages: golden bytes by hand from the tables, and drawn records against the legacy reader."""
 
-from __future__ import annotations
-
-import importlib.util
 import struct
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +12,7 @@ from hal_fastdeploy.sysv.layouts import Variant, layout_named, messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-_spec = importlib.util.spec_from_file_location("legacy_reader", Path(__file__).with_name("legacy_reader.py"))
-legacy = importlib.util.module_from_spec(_spec)
-sys.modules.setdefault("legacy_reader", legacy)
-_spec.loader.exec_module(legacy)
+from . import legacy_reader as legacy
 
 TOKEN, NONE, PREEMPTED, ABORTED = SlotStatus.TOKEN, SlotStatus.NONE, SlotStatus.PREEMPTED, SlotStatus.ABORTED
 ERROR, RECOVERED = SlotStatus.ERROR, SlotStatus.RECOVERED

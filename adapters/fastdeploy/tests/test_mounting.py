@@ -1,13 +1,9 @@
 """The entry point of FastDeploy's model runners, over stand-in modules for FastDeploy's."""
 
-from __future__ import annotations
-
-import importlib.util
 import json
 import linecache
 import sys
 from importlib import metadata
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -18,16 +14,9 @@ from hal_fastdeploy import mounting
 import hal
 from hal import selection
 
+from . import functions
+from . import upstream as up
 
-def module(name):
-    """A module of this folder."""
-    spec = importlib.util.spec_from_file_location(f"{name}_of_mounting", Path(__file__).with_name(f"{name}.py"))
-    found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-up, functions = module("upstream"), module("functions")
 MADE = """class {name}:
     def __init__(self, fd_config, device, device_id, rank, local_rank):
         self.device, self.device_id = device, device_id

@@ -1,20 +1,14 @@
 """The names in a function's source, and the refusal of a function that does what hal does not know."""
 
-from __future__ import annotations
-
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from hal_core import Unavailable
 from hal_fastdeploy.reading import names_of
 
-_spec = importlib.util.spec_from_file_location("functions_of_reading", Path(__file__).with_name("functions.py"))
-functions = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = functions
-_spec.loader.exec_module(functions)
+from . import functions
+
 OF, function_from, source_of = functions.OF, functions.function_from, functions.source_of
 ANONYMOUS = lambda self, req_dicts: None  # noqa: E731
 PAGE = (Path(__file__).parents[3] / "docs/fastdeploy.md").read_text(encoding="utf-8")

@@ -1,22 +1,14 @@
 """The save-output operations with FastDeploy's argument lists, read as FastDeploy's own readers read them."""
 
-from __future__ import annotations
-
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hal_core.errors import InvalidValue, Undelivered
 from hal_fastdeploy.saving import SaveOutput
 from hal_fastdeploy.sysv.layouts import Variant, layout_named, messages
 
+from . import sysv_place as shared
+
 pytest.importorskip("sysv_ipc")
-_spec = importlib.util.spec_from_file_location("sysv_place", Path(__file__).with_name("sysv_place.py"))
-shared = importlib.util.module_from_spec(_spec)
-sys.modules.setdefault("sysv_place", shared)
-_spec.loader.exec_module(shared)
 legacy, place, receive = shared.legacy, shared.place, shared.receive
 ON, OFF = np.array([True]), np.array([False])
 NOBODY = np.zeros((4, 1), np.int32)

@@ -1,7 +1,5 @@
 """The scenarios of four pull requests, replayed through the drop-in, with and without each one's fix."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

@@ -1,12 +1,7 @@
 """The tables of served names are what is done: each of their names is written, set or called, and no other."""
 
-from __future__ import annotations
-
-import importlib.util
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hal_fastdeploy.names import KNOWN, PROPOSED
@@ -14,10 +9,8 @@ from hal_fastdeploy.runners import GpuRunner, XpuRunner
 
 import hal
 
-_spec = importlib.util.spec_from_file_location("test_insertion_of_names", Path(__file__).with_name("test_insertion.py"))
-shared = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = shared
-_spec.loader.exec_module(shared)
+from . import test_insertion as shared
+
 BY_WRITES = (
     "self.proposer.insert_tasks_v1()",
     "share_inputs.get_index_by_batch_id()",

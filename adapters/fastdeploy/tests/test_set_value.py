@@ -1,7 +1,5 @@
 """``async_set_value(tgt, src)`` with FastDeploy's conversions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core.memory.dtypes import dtype_of

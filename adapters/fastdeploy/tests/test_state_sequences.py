@@ -1,10 +1,6 @@
 """Drawn sequences over hal's own state against FastDeploy's reference, with the page's table of differences applied."""
 
-from __future__ import annotations
-
-import importlib.util
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +10,8 @@ from hal_core.memory.views import ByteRange
 import hal
 from tests import share
 
-_spec = importlib.util.spec_from_file_location("upstream_of_states", Path(__file__).with_name("upstream.py"))
-up = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(up)
+from . import upstream as up
+
 SEQUENCES = 400
 SAME = {  # hal's field: FastDeploy's tensor of the same meaning
     "stop_flags": "stop_flags",

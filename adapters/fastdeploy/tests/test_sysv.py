@@ -1,8 +1,5 @@
 """The sysv sink and FastDeploy's own way of reading: key, limits, order, no loss on the way in, no stale messages."""
 
-from __future__ import annotations
-
-import importlib.util
 import logging
 import os
 import shutil
@@ -24,10 +21,9 @@ from hal_core.slots.tasks import Task, TaskKind
 from hal_engine.transport import open_sink
 from hal_fastdeploy.sysv.queue import SYSCTL, derive_key
 
+from . import sysv_place as shared
+
 sysv_ipc = pytest.importorskip("sysv_ipc")
-_spec = importlib.util.spec_from_file_location("sysv_place", Path(__file__).with_name("sysv_place.py"))
-shared = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(shared)
 legacy, Output, place = shared.legacy, shared.Output, shared.place
 receive, until, undelivered = shared.receive, shared.until, shared.undelivered
 

@@ -1,24 +1,19 @@
 """A System V queue that is lost, whose limits are lowered, or that cannot be opened: errors and kept records."""
 
-from __future__ import annotations
-
-import importlib.util
 import shutil
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hal_core.errors import InvalidValue, SinkClosed, Unavailable
 from hal_fastdeploy.sysv.queue import Queue
 
+from . import sysv_place as shared
+
 sysv_ipc = pytest.importorskip("sysv_ipc")
-_spec = importlib.util.spec_from_file_location("sysv_place", Path(__file__).with_name("sysv_place.py"))
-shared = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(shared)
 legacy, Output, place = shared.legacy, shared.Output, shared.place
 receive, until, undelivered = shared.receive, shared.until, shared.undelivered
 started, put_until_closed = shared.started, shared.put_until_closed

@@ -1,8 +1,5 @@
 """Ownership of a System V queue: never two sinks, across users and containers; and the leftovers of a lost one."""
 
-from __future__ import annotations
-
-import importlib.util
 import logging
 import os
 import re
@@ -18,11 +15,10 @@ from hal_engine.transport import open_sink
 from hal_fastdeploy.sysv.owner import may_live
 from hal_fastdeploy.sysv.queue import derive_key
 
+from . import sysv_place as shared
+
 sysv_ipc = pytest.importorskip("sysv_ipc")
 _HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("sysv_place", _HERE / "sysv_place.py")
-shared = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(shared)
 legacy, Output, place = shared.legacy, shared.Output, shared.place
 receive, until, undelivered = shared.receive, shared.until, shared.undelivered
 started, put_until_closed = shared.started, shared.put_until_closed

@@ -4,8 +4,6 @@ Written from the facts about FastDeploy's sources. The stand-ins are those of th
 insertion uses none.
 """
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

@@ -6,8 +6,6 @@ NAME``; in a plugin's own tests, ``from hal_conformance.suite import *``. ``docs
 Names are loaded on first use, so that the kit does not slow down a pytest that does not use it.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from hal_core.lazy import face

@@ -5,8 +5,6 @@
 with the device named by ``--hal-device=NAME`` or, in the plugin's pytest settings, ``hal_device = NAME``.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 

@@ -17,6 +17,7 @@ from hal_core.slots.step import Step
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.crowd import ERRORS, LATE, ORDER, RECOVERED, SIZES, crowd_rows, crowded, entering, sample
+from .fixtures.forms import FORMS
 from .fixtures.world import FOLLOWER, Outputs, World, assert_rows
 from .harness.asserts import assert_no_error, assert_raises
 from .harness.backdoor import PATIENCE, arrive
@@ -26,13 +27,6 @@ from .kit import Kit
 from .liars import faults
 from .oracle.output import Row
 from .test_faults import under
-
-FIRST_OF_THREE = Group((5, 9, 7), 5)
-CASES = [
-    (speculative, logprobs, group)
-    for speculative in (False, True)
-    for logprobs, group in ((None, ALONE), (0, FIRST_OF_THREE), (2, FOLLOWER), (2, ALONE), (None, FOLLOWER))
-]
 
 
 def name_of(case: object) -> str:
@@ -44,19 +38,16 @@ def name_of(case: object) -> str:
 
 @guarantee(24, also=(17, 18, 19, 20, 22, 25))
 @pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
-@pytest.mark.parametrize(("speculative", "logprobs", "group"), CASES, ids=name_of)
-def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(
-    kit: Kit, speculative: bool, logprobs: int | None, group: Group, own_stream: bool
-) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_g24_rows_of_every_kind_in_one_frame_have_their_own_parts(kit: Kit, form: str, own_stream: bool) -> None:
     """Then a step by ``Step.again``, in which no error, departure or token of the first is reported again."""
+    speculative = FORMS[form].speculative
     fixture = crowded(kit, speculative=speculative)
     if own_stream:
         fixture.stream = kit.device.stream()
         fixture.stream.wait(kit.device.event(kit.device.default_stream))
-    step = fixture.step(
-        ORDER, speculative=speculative, logprobs=logprobs, group=group,
-        errors=ERRORS, recovered=RECOVERED, late_errors=lambda: LATE,
-    )  # fmt: skip
+    messages = {"errors": ERRORS, "recovered": RECOVERED, "late_errors": lambda: LATE}
+    step = fixture.step(ORDER, **FORMS[form].arguments, **messages)
     fixture.run(step)
     fixture.check("a step of slots of every kind")
     if speculative:

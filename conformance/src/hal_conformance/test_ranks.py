@@ -13,6 +13,7 @@ from hal_core.slots.layout import lay_out
 from hypothesis import strategies as st
 
 from .draw.requests import sizes
+from .fixtures.forms import MODES
 from .harness.guarantees import RANKS, guarantee
 from .kit import Draw, Kit, examples
 from .ranks import losses as rank_losses
@@ -243,26 +244,13 @@ def test_g16_a_lost_rank_is_an_error_on_every_survivor(kit: Kit, groups: Any) ->
     check_casualty(kit, groups, groups[-1][-1], "lost")
 
 
-NONE, ALL_VERIFY = (False, False, False), (True, True, True)
-MODES = {
-    "none": (0, NONE, False),
-    "naive, plain steps on a state with drafts": (2, NONE, False),
-    "naive, verifying none": (1, ALL_VERIFY, False),
-    "n-gram": (2, ALL_VERIFY, True),
-    "suffix": (3, ALL_VERIFY, True),
-    "MTP": (1, ALL_VERIFY, True),
-    "plain steps among verifying ones": (2, (True, False, False, True, False), False),
-}
-"""Mode of decoding to (drafts the state is sized for, for each step whether it verifies drafts, whether a proposer
-runs)."""
-
-
 @guarantee(13, requires=RANKS)
 @pytest.mark.parametrize("groups", [PAIR, GROUPS, ((1, 0),)], ids=["two-ranks", "two-by-two", "reversed"])
 @pytest.mark.parametrize("mode", MODES)
 def test_g13_ranks_that_draw_apart_agree_in_every_mode(kit: Kit, mode: str, groups: Any) -> None:  # noqa: ANN401
-    max_draft_tokens, kinds, proposes = MODES[mode]
-    size = StateConfig(num_slots=3, max_model_len=32, max_draft_tokens=max_draft_tokens, max_logprobs=0)
+    drafts, verifies, proposes = MODES[mode]
+    kinds = verifies if len(verifies) > 1 else 3 * verifies
+    size = StateConfig(num_slots=3, max_model_len=32, max_draft_tokens=drafts, max_logprobs=0)
     answers = kit.ranks.run(kit.recipe, rank_modes.step_apart, groups, size, kinds, proposes, ranks=ranks_of(groups))
     for group in groups:
         source = answers[group[0]]

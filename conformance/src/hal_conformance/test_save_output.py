@@ -12,6 +12,7 @@ from hal_core.tickets import Ticket
 from hypothesis import strategies as st
 
 from .fixtures.batches import ENTER, LEAVE, draw_batch, draw_world
+from .fixtures.forms import MODES
 from .fixtures.stepping import draftable, draw_advance, draw_proposal, free_ended, run_step
 from .fixtures.world import FOLLOWER, Outputs, World, assert_rows
 from .harness.asserts import assert_raises
@@ -209,17 +210,6 @@ def test_g24_a_count_counts_the_tokens_of_its_row(kit: Kit, logprobs: int | None
     assert counted == [3, 1, 2], f"the kit's own rows have {counted} tokens"
 
 
-MODES = {
-    "none": (0, False, False),
-    "naive": (2, False, False),
-    "n-gram": (2, True, True),
-    "suffix": (3, True, True),
-    "MTP": (1, True, True),
-    "no drafts this time": (2, True, False),
-}
-"""Mode of decoding to (drafts the state is sized for, whether the step verified drafts, whether a proposer runs)."""
-
-
 @guarantee(25)
 @examples(0.3)
 def test_g25_every_mode_of_decoding_gives_the_same_record(kit: Kit, draw: Draw) -> None:
@@ -229,18 +219,13 @@ def test_g25_every_mode_of_decoding_gives_the_same_record(kit: Kit, draw: Draw) 
 
 def check_mode(kit: Kit, draw: Draw, mode: str) -> None:
     """Compare the records of two steps of a mode with the model's rows."""
-    max_draft_tokens, speculative, proposes = MODES[mode]
-    size = StateConfig(
-        num_slots=draw(st.integers(1, 4), "slots"),
-        max_model_len=16,
-        block_size=2,
-        max_draft_tokens=max_draft_tokens,
-        max_logprobs=1,
-    )
+    drafts, verifies, proposes = MODES[mode]
+    slots = draw(st.integers(1, 4), "slots")
+    size = StateConfig(num_slots=slots, max_model_len=16, block_size=2, max_draft_tokens=drafts, max_logprobs=1)
     fixture = World(kit, size)
     fixture.enter(draw_batch(draw, fixture, ENTER, least=1))
-    for _ in range(2):
-        step = draw_advance(draw, fixture, speculative=speculative)
+    for turn in range(2):
+        step = draw_advance(draw, fixture, speculative=verifies[turn % len(verifies)])
         if proposes:
             draw_proposal(draw, fixture)
         fixture.output(step)
@@ -252,12 +237,13 @@ def check_mode(kit: Kit, draw: Draw, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_g25_each_count_of_tokens_and_drafts_is_told_in_every_mode(kit: Kit, mode: str, role: SplitRole) -> None:
     """In each of four steps a slot gives another count, from none to all; then it has another count of drafts."""
-    drafts, speculative, proposes = MODES[mode]
+    drafts, verifies, proposes = MODES[mode]
     size = StateConfig(num_slots=6, max_model_len=40, block_size=8, max_draft_tokens=drafts, max_logprobs=1)
     fixture = World(kit, size)
     fixture.enter(fixture.entering(slot, role=role, max_tokens=30, logprobs=1) for slot in range(6))
     most = size.max_accept
     for turn in range(4):
+        speculative = verifies[turn % len(verifies)]
         tokens = 1000 * turn + 10 * np.arange(6)[:, None] + np.arange(most)
         alternatives = np.stack([tokens, tokens + 500_000], axis=2)
         fixture.sample(alternatives, (np.arange(6) + 1 + turn) % (most + 1), turn=turn, speculative=speculative)

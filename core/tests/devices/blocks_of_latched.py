@@ -1,7 +1,5 @@
 """Blocks of a latched device's memory, with writes, reads and a switch that lets queued work run."""
 
-from __future__ import annotations
-
 import numpy as np
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View

@@ -5,8 +5,6 @@ executes
 all queued work, unless the runtime is set to hang.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """Ownership of memory in the asynchronous base, under every order of execution."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np
@@ -99,16 +97,6 @@ def test_g01_g02_g03_every_byte_is_of_its_own_time_in_any_order(data, kind):
     assert device.primitives.wrong == []
     assert not device.primitives.blocks
     assert not device.primitives.host
-
-
-def test_g03_a_full_ring_waits_for_its_oldest_entry_alone():
-    device = LatchedDevice(ring_start=8192, ring_limit=8192)
-    memories = [device.allocate(2048) for _ in range(5)]
-    tickets = [write(device, memory, at, device.stream()) for at, memory in enumerate(memories)]
-    assert [ticket.done() for ticket in tickets] == [True, False, False, False, False]
-    ((line, place),) = device.primitives.waited
-    assert device.primitives.passed(line, place)
-    assert (device.counters().ring_waits, device.counters().host_waits) == (1, 1)
 
 
 @pytest.mark.parametrize("how", ["straight", "a plan", "over the limit", "runs"])

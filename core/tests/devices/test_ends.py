@@ -1,7 +1,5 @@
 """End of work on an asynchronous device, and of the device: faults, lost groups, closing, finalizers, forks."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """Tensors over a state's fields: they are the state's own memory, for as long as one of them is referenced."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

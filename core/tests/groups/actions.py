@@ -1,7 +1,5 @@
 """Functions that the pool's ranks run for the tests; a task names this file and the function."""
 
-from __future__ import annotations
-
 import threading
 from time import monotonic
 
@@ -10,11 +8,8 @@ from hal_core.devices import close_groups, open_groups
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import GroupLost, HalError
 from hal_core.group import Group
-from hal_core.ranks import channel as collective
 from hal_core.runtime.bound import bind
 from hal_core.slots import fields
-from hal_core.slots.fields import STATE_TABLE
-from hal_core.slots.state import SlotState
 
 
 def open_all(rank, groups, timeout):
@@ -67,33 +62,6 @@ def agree(rank, groups, idle, sizes, seed, calls):
                 device.broadcast_tokens(state=state, group=group, stream=device.default_stream).wait(10)
             bytes_seen.append(content(state))
         return bytes_seen
-
-
-def disagree(rank, sizes, changes):
-    """Open a state on a group with ``changes[rank]``; return ``(error, bytes unchanged, then refused)``."""
-    change = changes.get(rank.rank, {})
-    table = list(STATE_TABLE)
-    if "swap" in change:
-        a, b = ([f.name for f in table].index(name) for name in change["swap"])
-        table[a], table[b] = table[b], table[a]
-    if "reset" in change:
-        at = [f.name for f in table].index(change["reset"])
-        f = table[at]
-        table[at] = fields.Field(f.name, f.dtype, f.width, 77, f.groups, f.record)
-    group = Group(change.get("ranks", (0, 1)), rank.rank)
-    original = collective.contract_version
-    if "version" in change:
-        collective.contract_version = lambda: change["version"]
-    try:
-        with bind(CpuPlugin.open(0, {})) as device:
-            state = SlotState(device.device, change.get("sizes", sizes), name=change.get("name", "target"), table=table)
-            scribble(state, rank.rank)
-            before = content(state)
-            stream = device.default_stream
-            error = failing(lambda: device.broadcast_tokens(state=state, group=group, stream=stream).wait())
-            return error, content(state) == before, failing(lambda: device.open_group(state=state, group=group))
-    finally:
-        collective.contract_version = original
 
 
 def hang_on(rank, ranks, most=30.0):

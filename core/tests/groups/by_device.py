@@ -1,7 +1,5 @@
 """Functions that ranks run in tests of groups made by a device's own library."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from hal_core import Group

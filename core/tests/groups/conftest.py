@@ -5,8 +5,6 @@ of
 them, and the pool ends with the folder's last test.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

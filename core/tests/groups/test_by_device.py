@@ -1,7 +1,5 @@
 """Groups made by a device's own library: only the members make the group."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Groups over a device's own library, without one installed: how the end of a collective is decided (G16)."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core.devices import CollectiveTicket
 from hal_core.errors import GroupLost

@@ -1,6 +1,6 @@
 """Comparisons between ranks: the terms when a state opens, and the header of each broadcast, on any device."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +8,11 @@ from hal_core.devices.cpu.device import CpuDevice
 from hal_core.errors import GroupLost, StateUnusable
 from hal_core.group import Group
 from hal_core.memory.copies import HostCopy
+from hal_core.ranks import channel
 from hal_core.ranks.channel import CheckedTicket
 from hal_core.ranks.shared_config import BLOCK_BYTES, SharedConfig, differences
 from hal_core.runtime.bound import bind
+from hal_core.slots.declared import StateField
 from hal_core.slots.fields import StateConfig
 from hal_core.tickets import DONE, PromiseTicket
 from hypothesis import given
@@ -29,6 +31,38 @@ def test_g14_blocks_have_one_size_and_differ_exactly_where_terms_do(items):
     assert ours.digest() != other.digest()
     (found,) = differences({0: ours.block(), 3: other.block()})
     assert found.startswith(f"{label}: rank 0 has ")
+
+
+SIZES = StateConfig(num_slots=4, max_model_len=16)
+
+
+def terms(sizes=SIZES, name="target", ranks=(0, 1), version=None, kept=False):
+    """Return what a rank of a group has to agree about."""
+    with pytest.MonkeyPatch.context() as patch, bind(CpuDevice(0, {})) as device:
+        if version:
+            patch.setattr(channel, "contract_version", lambda: version)
+        state = device.state(sizes, name=name, fields=[StateField("own", "float32", kept=kept)])
+        return channel.shared_config_of(state, Group(ranks, 0)).block()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"sizes": replace(SIZES, num_slots=5)}, "sizes: rank 0 has 'num_slots=4"),
+        ({"sizes": replace(SIZES, max_model_len=4096)}, "max_model_len=4096"),
+        (
+            {"sizes": replace(SIZES, max_draft_tokens=2)},
+            "rank 0 has 'sampled_token_ids', rank 1 'sampled_token_ids accept_tokens",
+        ),
+        ({"name": "mtp"}, "state: rank 0 has 'target', rank 1 'mtp'"),
+        ({"ranks": (1, 0)}, "source: rank 0 has 'rank 0', rank 1 'rank 1'"),
+        ({"version": "9.9"}, "contract: rank 0 has 'paddle-hal-core"),
+        ({"kept": True}, "layout: rank 0 has "),
+    ],
+)
+def test_g14_a_difference_is_named(change, named):
+    """That no rank goes on with one is for the kit, whose ranks differ in each of these, and in the slot table."""
+    assert named in "; ".join(differences({0: terms(), 1: terms(**change)}))
 
 
 class Alone(CpuDevice):

@@ -1,7 +1,5 @@
 """Collectives on host memory: the values on each rank at every size and dtype, and the end of a wait."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Joining a job without any framework, and exchanging blocks: late ranks, strangers, lost ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -2,14 +2,7 @@
 up.
 """
 
-from __future__ import annotations
-
-import signal
-
-import pytest
 from hal_core.slots.fields import StateConfig
-
-from tests import share
 
 TIMEOUT = 2.0
 GENEROUS = 10.0
@@ -29,17 +22,6 @@ def check_lost(answers, rank=None):
         assert took_again < TIMEOUT, "a dead group answers at once"
 
 
-@pytest.mark.parametrize("hung", share.cases([3, 0], (0).__eq__))
-def test_g16_a_stopped_rank_gives_an_error_on_every_survivor(pool, actions, hung):
-    everyone = (0, 1, 2, 3)
-    survivors = [rank for rank in everyone if rank != hung]
-    pool.signal(hung, signal.SIGSTOP)
-    try:
-        check_lost(pool.run(actions.hang_on, everyone, ranks=survivors), hung)
-    finally:
-        pool.signal(hung, signal.SIGCONT)
-
-
 def test_g16_a_missing_rank_is_named_and_the_other_group_continues(pool, actions):
     pool.begin(actions.hang_on, (2, 3), ranks=[2])
     pool.run(actions.agree, [(0, 1)], (), PLAIN, 3, 20, ranks=[0, 1])
@@ -56,20 +38,3 @@ def test_g16_a_group_that_was_lost_is_opened_anew_by_all_ranks(pool, actions):
 def test_g16_closing_says_goodbye_and_leaves_no_thread(ranks, pool, actions):
     assert all(left == [] for left in pool.run(actions.leave).values())
     ranks.open()
-
-
-@pytest.mark.parametrize("killed", share.cases([3, 0], (0).__eq__))
-def test_g16_a_killed_rank_gives_an_error_on_every_survivor(ranks, pool, actions, killed):
-    everyone = (0, 1, 2, 3)
-    survivors = [rank for rank in everyone if rank != killed]
-    other = (2, 3) if killed == 0 else (0, 1)
-    try:
-        pool.begin(actions.hang_on, everyone, ranks=everyone)
-        pool.signal(killed, signal.SIGKILL)
-        check_lost(pool.finish(survivors), killed)
-        pool.run(actions.agree, [other], (), PLAIN, 5, 3, ranks=other)
-        pair = next(pair for pair in ((0, 1), (2, 3)) if killed in pair)
-        alone = [rank for rank in pair if rank != killed]
-        check_lost(pool.run(actions.hang_on, pair, ranks=alone), killed)
-    finally:
-        ranks.end()

@@ -1,7 +1,5 @@
 """A held port is given to no other process, and Paddle's store can still bind it."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys

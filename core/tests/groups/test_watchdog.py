@@ -1,7 +1,5 @@
 """Parts of G14 and G16 that need neither Paddle nor other processes: terms, headers, tickets, watchdogs."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import threading

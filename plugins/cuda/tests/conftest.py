@@ -1,7 +1,5 @@
 """Fixtures that open the cuda device over a stand-in for the CUDA driver (driver.c)."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import sys

@@ -4,8 +4,6 @@
 on the host; driver.c has its own versions of the remaining kernels.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The native part's admission: the same ids, errors and places as in the core's and the plugin's Python code."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 

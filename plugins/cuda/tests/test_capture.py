@@ -1,7 +1,5 @@
 """Hooks beside a graph capture, over a driver as strict as CUDA: which are refused, and which leave it valid."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading
@@ -10,29 +8,22 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core import Group, MemorySink, Request, StateConfig, Step, Task, TaskBatch, TaskKind, View
+from hal_core import Group, MemorySink, Request, StateConfig, Step, Task, TaskKind, View
 from hal_core.devices import dtype_of
 from hal_core.errors import InvalidValue
 from hal_core.ranks.channel import BroadcastChannel
 from hal_cuda import staged_requests
 from hal_cuda.driver import CudaError
 
+from .states import Alone, prefill
+
 SIZES = StateConfig(num_slots=4, max_model_len=32, block_size=8)
 MODE, SPOILT, NODES = 3, 4, 5
 MODES = {"global": 1, "thread-local": 2, "relaxed": 3}
 
 
-def prefill(state, slots, length=9):
-    requests = [state.admit(Request(f"r{slot}", [slot + 1] * length)) for slot in slots]
-    blocks = [np.arange(-(-length // 8), dtype=np.int32) for _ in slots]
-    return TaskBatch.prefill(list(slots), requests, [length] * len(slots), blocks)
-
-
-class Alone:
-    """Collectives of a group whose remaining ranks send the same values as this one."""
-
-    def exchange(self, block):
-        return {0: block, 1: block}
+def enter(state, slots, length=9):
+    return prefill(list(slots), [state.admit(Request(f"r{slot}", [slot + 1] * length)) for slot in slots])
 
 
 @contextmanager
@@ -71,7 +62,7 @@ def call(bound, state, name, stream):
     """Call a hook, or a function on which hooks are built."""
     step = Step(1, {"target": np.array([1], np.int32)})
     given = {
-        "insert_tasks": lambda: {"state": state, "tasks": prefill(state, [0])},
+        "insert_tasks": lambda: {"state": state, "tasks": enter(state, [0])},
         "async_set_value": lambda: {"target": state.view("seed")[0], "value": 1},
         "save_output": lambda: {"state": state, "step": step, "sink": MemorySink()},
         "broadcast_tokens": lambda: {"state": state, "group": Group((0, 1), 0)},
@@ -85,17 +76,18 @@ def call(bound, state, name, stream):
 @pytest.mark.parametrize("hook", HOOKS)
 @pytest.mark.parametrize("reader", [False, True])
 @pytest.mark.parametrize("leaving", [False, True])
-def test_a_stream_that_is_captured_is_refused_before_the_capture_is_spoilt(opened, hook, reader, leaving):
+@pytest.mark.parametrize("path", ["opened", "fallback"])
+def test_a_stream_that_is_captured_is_refused_before_the_capture_is_spoilt(request, path, hook, reader, leaving):
     """``reader``: a step in flight, for which the policy lets the stream wait. ``leaving``: an output that needs
     cleaning up afterwards."""
-    bound = opened()
+    bound = request.getfixturevalue(path)()
     state, stream, other = (
         bound.state(StateConfig(4, 32, 8, max_draft_tokens=2)),
         bound.device.stream(),
         bound.device.stream(),
     )
     library, table = bound.device.driver.api.library, state.host_table
-    bound.insert_tasks(state=state, tasks=prefill(state, [1, 2]), stream=stream)
+    bound.insert_tasks(state=state, tasks=enter(state, [1, 2]), stream=stream)
     if hook == "set_drafts":
         call(bound, state, "update_inputs", stream)
     if leaving:
@@ -133,9 +125,10 @@ VALUES = {
 
 
 @pytest.mark.parametrize("way", VALUES)
-def test_every_way_of_a_value_is_refused_on_a_captured_stream(opened, way):
+@pytest.mark.parametrize("path", ["opened", "fallback"])
+def test_every_way_of_a_value_is_refused_on_a_captured_stream(request, path, way):
     """No staging memory is kept for work that was not submitted."""
-    bound = opened()
+    bound = request.getfixturevalue(path)()
     state, stream, library = bound.state(SIZES), bound.device.stream(), bound.device.driver.api.library
     large = View.contiguous(bound.device.allocate(1 << 15), 0, (4096,), dtype_of("int64"))
     (target, value), entries = VALUES[way](state, large), bound.device.staging._segment.entries
@@ -170,7 +163,7 @@ def test_hooks_go_on_beside_a_capture_and_do_not_spoil_it(opened, mode):
     step = Step(1, {"target": np.arange(4, dtype=np.int32)})
     with strict(bound, mode) as names:
         library.stand_in_hold(stream.handle, 1)
-        ticket = bound.insert_tasks(state=state, tasks=prefill(state, range(4)), stream=stream)
+        ticket = bound.insert_tasks(state=state, tasks=enter(state, range(4)), stream=stream)
         assert not ticket.done()
         for _ in range(200):  # enough for the native part to query its own events
             bound.async_set_value(target=state.view("sampled_token_ids"), value=7, stream=stream)
@@ -196,7 +189,7 @@ def test_memory_grows_and_goes_beside_a_capture(opened, mode, monkeypatch):
         held = bound.device.staging.held, bound.device.staged_requests.held
         library.stand_in_hold(stream.handle, 1)
         for slot in range(16):
-            bound.insert_tasks(state=state, tasks=prefill(state, [slot], 500), stream=stream)
+            bound.insert_tasks(state=state, tasks=enter(state, [slot], 500), stream=stream)
             bound.async_set_value(target=state.view("token_ids")[slot, 500:], value=np.arange(100), stream=stream)
             bound.async_set_value(target=state.view("stop_seqs")[slot], value=np.arange(128), stream=stream)
             again = np.full(200, slot + 1)  # too long for a launch's parameters, so through the ring

@@ -1,7 +1,5 @@
 """Native columns of a batch: the same as the core's own code makes, or left to that code."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

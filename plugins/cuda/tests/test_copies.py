@@ -1,7 +1,5 @@
 """Copies out over the stand-in driver: the method of each, their order, and complete bytes."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

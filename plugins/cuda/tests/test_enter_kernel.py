@@ -1,27 +1,19 @@
 """The kernel of insertions, from its own source: any number of threads a block, rows of any length, uploaded or read in
 place. The resulting states equal the cpu device's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams, StateConfig, Task, TaskKind
 from hal_core.devices.cpu import CpuPlugin
-from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
 from hal_cuda import insertion
 from hal_cuda.structs import ENTRY, FEW_BYTES
 
+from .states import contents
+
 HELD = 8 << 10
 SHORT = StateConfig(num_slots=6, max_model_len=5000, block_size=8, max_draft_tokens=3, max_stop_length=5)
 LONG = StateConfig(num_slots=6, max_model_len=5001, block_size=8, max_draft_tokens=3, max_stop_length=300)
-
-
-def contents(bound, state):
-    span = ByteRange(0, state.layout.nbytes)
-    copied = bound.device.copy_out(state.memory, [span], bound.default_stream)
-    copied.wait(30)
-    return state.columns(copied.data[0], span)
 
 
 def batches(length, turn):

@@ -1,7 +1,5 @@
 """Frameworks' streams as arguments, and their tensors over a state."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from types import SimpleNamespace

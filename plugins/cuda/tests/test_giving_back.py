@@ -1,7 +1,5 @@
 """Resources released without a close, and memory that copies out keep while idle."""
 
-from __future__ import annotations
-
 import gc
 
 from hal_core import ByteRange

@@ -1,19 +1,20 @@
 """Staged batches over the stand-in driver: the same bytes as on the cpu device, by one upload and one launch."""
 
-from __future__ import annotations
-
 import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
-from hal_core import TIMEOUTS, Request, StateConfig, Task, TaskBatch, TaskKind
-from hal_core.memory.views import ByteRange
+from hal_core import TIMEOUTS, Request, StateConfig, Task, TaskKind
 from hal_core.slots.admission import admit
 from hal_cuda import insertion, staged_requests
 from hal_cuda.structs import ENTRY
 
+from .states import contents, is_staged, prefill
+
 SIZES = StateConfig(num_slots=20, max_model_len=90, block_size=4, max_stop_length=3, max_bad_words=4)
+entering = partial(prefill, block_size=SIZES.block_size)
 
 
 @pytest.fixture(autouse=True)
@@ -25,23 +26,6 @@ def near(request, monkeypatch):
     return insertion.NEAR
 
 
-def contents(bound, state):
-    span = ByteRange(0, state.layout.nbytes)
-    copied = bound.device.copy_out(state.memory, [span], bound.default_stream)
-    copied.wait()
-    return {name: column.copy() for name, column in state.columns(copied.data[0], span).items()}
-
-
-def is_staged(bound, request):
-    table = bound.device.staged_requests.table
-    return table[request.admission_id % len(table)][0] == request.admission_id
-
-
-def prefill(slots, requests, num_computed_tokens=None):
-    lengths = [r.total - s for r, s in zip(requests, num_computed_tokens or [0] * len(requests), strict=True)]
-    return TaskBatch.prefill(slots, requests, lengths, [range(-(-r.total // 4)) for r in requests], num_computed_tokens)
-
-
 @pytest.mark.parametrize("count", [3, 20])
 def test_requests_admitted_without_the_state_take_the_general_way(opened, count):
     bound = opened()
@@ -49,7 +33,7 @@ def test_requests_admitted_without_the_state_take_the_general_way(opened, count)
     requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(count - 1)]
     requests.append(admit(Request("bare", [7] * 9), state.layout))
     del bound.device.driver.api.calls[:]
-    bound.insert_tasks(state=state, tasks=prefill(range(count), requests), stream=bound.default_stream)
+    bound.insert_tasks(state=state, tasks=entering(range(count), requests), stream=bound.default_stream)
     assert "hal_enter" not in bound.device.driver.api.calls
     assert "hal_write" in bound.device.driver.api.calls
     tokens = contents(bound, state)["token_ids"]
@@ -61,7 +45,7 @@ def test_without_room_for_staging_the_general_way_is_taken(opened):
     bound = opened({"admission_limit": 0})
     state = bound.state(SIZES)
     requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(20)]
-    bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
+    bound.insert_tasks(state=state, tasks=entering(range(20), requests), stream=bound.default_stream)
     assert contents(bound, state)["token_ids"][:, 0].tolist() == list(range(20))
     assert bound.device.staged_requests.held == 0
 
@@ -73,11 +57,11 @@ def test_g01_what_another_streams_batch_uploaded_is_waited_for(opened, count):
     state, first, second = bound.state(SIZES), bound.device.stream(), bound.device.stream()
     requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(2 * count)]
     calls = bound.device.driver.api.calls
-    bound.insert_tasks(state=state, tasks=prefill(range(count), requests[:count]), stream=first)
+    bound.insert_tasks(state=state, tasks=entering(range(count), requests[:count]), stream=first)
     assert f"stream {first.handle} waits" in calls
     state.release(range(count))
     del calls[:]
-    bound.insert_tasks(state=state, tasks=prefill(range(count), requests[count:]), stream=second)
+    bound.insert_tasks(state=state, tasks=entering(range(count), requests[count:]), stream=second)
     assert f"stream {second.handle} waits" in calls
 
 
@@ -90,11 +74,11 @@ def test_bytes_not_uploaded_in_another_chunk_are_read_in_place(opened, monkeypat
     while len(bound.device.staged_requests.chunks) == 1:
         late = state.admit(Request("late", [5] * 80))
     del bound.device.driver.api.calls[:]
-    bound.insert_tasks(state=state, tasks=prefill(range(count), requests), stream=bound.default_stream)
+    bound.insert_tasks(state=state, tasks=entering(range(count), requests), stream=bound.default_stream)
     assert bound.device.driver.api.calls.count("copy") == 1
     assert contents(bound, state)["token_ids"][:count, 79].tolist() == list(range(count))
     state.release(range(count))
-    bound.insert_tasks(state=state, tasks=prefill([3], [late]), stream=bound.default_stream)
+    bound.insert_tasks(state=state, tasks=entering([3], [late]), stream=bound.default_stream)
     assert contents(bound, state)["token_ids"][3, 79] == 5
 
 
@@ -119,7 +103,7 @@ def test_admission_from_other_threads_beside_insertions(opened, monkeypatch):
         with condition:
             assert condition.wait_for(lambda: len(ready) >= 10, 30)
             chosen, ready[:] = ready[:10], ready[10:]
-        bound.insert_tasks(state=state, tasks=prefill(range(10), chosen), stream=bound.default_stream)
+        bound.insert_tasks(state=state, tasks=entering(range(10), chosen), stream=bound.default_stream)
         tokens = contents(bound, state)["token_ids"]
         assert tokens[:10, 39].tolist() == [request.tokens[39] for request in chosen]
         state.release(range(10))
@@ -151,13 +135,13 @@ def test_a_backlog_does_not_take_the_fast_way_from_staged_requests(opened, monke
     monkeypatch.setattr(staged_requests, "CHUNK", 1 << 15)
     bound = opened({"admission_limit": 1 << 15})
     state, waiting = bound.state(SIZES), []
-    while not waiting or is_staged(bound, waiting[-1]):
+    while not waiting or is_staged(bound.device, waiting[-1]):
         waiting.append(state.admit(Request(f"s{len(waiting)}", [len(waiting)] * 9)))
     calls = bound.device.driver.api.calls
     for turn in range(2):
         chosen, waiting = waiting[:count], waiting[count:]
         del calls[:]
-        bound.insert_tasks(state=state, tasks=prefill(range(count), chosen), stream=bound.default_stream)
+        bound.insert_tasks(state=state, tasks=entering(range(count), chosen), stream=bound.default_stream)
         assert calls.count("hal_enter") == 1, turn
         assert calls.count("copy") <= 1
         tokens = contents(bound, state)["token_ids"]
@@ -169,7 +153,7 @@ def test_a_mixed_batch_gives_back_the_places_of_its_requests(opened):
     bound = opened()
     state = bound.state(SIZES)
     first, second = (state.admit(Request(f"s{i}", [i] * 9)) for i in range(2))
-    bound.insert_tasks(state=state, tasks=prefill([0], [first]), stream=bound.default_stream)
+    bound.insert_tasks(state=state, tasks=entering([0], [first]), stream=bound.default_stream)
     tasks = [
         Task(TaskKind.MORE_BLOCKS, 0, first, blocks=[7], first_block=3),
         Task(TaskKind.PREFILL, 1, second, num_scheduled_tokens=9, blocks=[1, 2, 3]),
@@ -184,20 +168,10 @@ def test_memory_for_staging_is_no_condition(opened, caplog):
     state, api = bound.state(SIZES), bound.device.driver.api
     api.fail = "alloc"
     requests = [state.admit(Request(f"s{i}", [i] * 9)) for i in range(20)]
-    bound.insert_tasks(state=state, tasks=prefill(range(20), requests), stream=bound.default_stream)
+    bound.insert_tasks(state=state, tasks=entering(range(20), requests), stream=bound.default_stream)
     api.fail = ""
     assert contents(bound, state)["token_ids"][:, 0].tolist() == list(range(20))
     assert "staged in 0 bytes from now on" in caplog.text
-
-
-def test_a_closed_device_stages_nothing(opened):
-    bound = opened()
-    state = bound.state(SIZES)
-    early = state.admit(Request("early", [1, 2]))
-    bound.close()
-    assert not is_staged(bound, early)
-    assert bound.device.staged_requests.listed.tolist() == [0], "nor does native code know of its chunks"
-    assert not is_staged(bound, state.admit(Request("late", [1, 2])))
 
 
 def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
@@ -210,7 +184,7 @@ def test_what_was_uploaded_is_read_on_the_device_and_not_uploaded_again(opened):
         assert chunk.uploaded < chunk.used
         at, place = chunk.used, staging.table[request.admission_id % len(staging.table)][1]
         before = bound.counters()
-        bound.insert_tasks(state=state, tasks=prefill([turn], [request]), stream=bound.default_stream)
+        bound.insert_tasks(state=state, tasks=entering([turn], [request]), stream=bound.default_stream)
         spent = bound.counters() - before
         assert (spent.submissions, spent.uploads, spent.launches) == (2, 1, 1)
         assert chunk.uploaded == chunk.used > at

@@ -1,7 +1,5 @@
 """Installing the cuda device in three ways, with a compiler and in the three cases where it cannot compile."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The kernels compile for their supported GPUs, where NVRTC is installed; that needs no GPU."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core.errors import Unavailable
 from hal_cuda.compiling import SOURCES, compile_source, cubin, source

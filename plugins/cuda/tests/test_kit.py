@@ -1,7 +1,5 @@
 """The conformance kit on the cuda device over the stand-in driver: all native code, without a GPU."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ A second thread wants the GIL throughout. The switch interval is so long that th
 releases it: in a call of the driver's bindings, or in a call of NumPy's that releases it even for few elements.
 """
 
-from __future__ import annotations
-
 import ctypes
 from itertools import count
 

@@ -7,12 +7,13 @@ import pytest
 from hal_core import Request, SamplingParams, SplitRole, StateConfig, Task, TaskBatch, TaskKind
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.errors import InvalidBatch
-from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
 from hal_core.slots.checks import problems
 from hal_cuda import insertion
 from hal_cuda.driver import CudaError
 from hal_cuda.structs import FEW_BYTES
+
+from .states import contents
 
 SIZES = StateConfig(num_slots=12, max_model_len=90, block_size=4, max_draft_tokens=2, max_stop_length=3)
 CHUNK, GROW, HANDED = TaskKind.PREFILL_CHUNK, TaskKind.MORE_BLOCKS, TaskKind.REMOTE_PREFILL
@@ -32,13 +33,6 @@ def way(request, monkeypatch):
 
 def blocks_for(tokens):
     return -(-tokens // SIZES.block_size)
-
-
-def contents(bound, state):
-    span = ByteRange(0, state.layout.nbytes)
-    copied = bound.device.copy_out(state.memory, [span], bound.default_stream)
-    copied.wait()
-    return {name: column.copy() for name, column in state.columns(copied.data[0], span).items()}
 
 
 def table_of(state):

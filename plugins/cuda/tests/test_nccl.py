@@ -1,7 +1,5 @@
 """Two ranks over NCCL in one process: the product's code over the stand-ins for CUDA's and NCCL's libraries."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 

@@ -1,7 +1,5 @@
 """NCCL before a group exists: where the library is searched, the error without it, ranks that do not come."""
 
-from __future__ import annotations
-
 import sys
 from time import monotonic
 from types import SimpleNamespace

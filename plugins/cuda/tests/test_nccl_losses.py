@@ -1,7 +1,5 @@
 """Two ranks over NCCL when one is lost or NCCL fails (G16), and the end of a group."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from time import monotonic

@@ -1,7 +1,5 @@
 """The cuda device on a GPU gives the same bytes as the cpu device after the same calls. Skipped without a GPU."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np
@@ -12,6 +10,8 @@ from hal_core.errors import InvalidValue
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
 from hal_cuda import CudaPlugin, staged_requests
+
+from .states import contents
 
 found = CudaPlugin.probe()
 pytestmark = pytest.mark.skipif(not found.available, reason=f"no GPU: {found.reason}")
@@ -27,12 +27,6 @@ def pair():
     yield devices
     for device in devices:
         device.close()
-
-
-def contents(bound, state):
-    copied = bound.device.copy_out(state.memory, [ByteRange(0, state.layout.nbytes)], bound.default_stream)
-    copied.wait(10)
-    return state.columns(copied.data[0], ByteRange(0, state.layout.nbytes))
 
 
 def _torch(dtype, shape):

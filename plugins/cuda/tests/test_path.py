@@ -1,7 +1,5 @@
 """The choice between the native part, if it exists, fits and is wanted, and the fallback."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Ranks over NCCL as far as testable without a GPU: which GPUs they get, why they are unavailable, how devices
 close."""
 
-from __future__ import annotations
-
 import gc
 from types import SimpleNamespace
 
@@ -18,6 +16,8 @@ from hal_core.slots.state import SlotState
 from hal_cuda import conformance, launching
 from hal_cuda.conformance import CudaSupport
 from hal_cuda.native_device import open_gpu
+
+from .states import is_staged
 
 ENDPOINTS = [f"127.0.0.1:{9000 + rank}" for rank in range(4)]
 
@@ -123,11 +123,6 @@ def tracked(kept):
     return make
 
 
-def is_staged(device, request):
-    table = device.staged_requests.table
-    return table[request.admission_id % len(table)][0] == request.admission_id
-
-
 @pytest.mark.parametrize("lost", ["rank 1 is gone", ""])
 def test_closing_does_not_wait_behind_a_lost_group(opened, lost):
     kept, left, contexts = set(), [], []
@@ -150,6 +145,7 @@ def test_closing_does_not_wait_behind_a_lost_group(opened, lost):
         assert len(kept) == 2, "the state and the copy's array are still held, nothing else"
         assert contexts == [1], "the context that the device alone has left"
     assert not is_staged(device, state.admit(Request("late", [1]))), "a closed device stages nothing"
+    assert device.staged_requests.listed.tolist() == [0], "nor does native code know of its chunks"
     api.library.stand_in_hold(handle, 0)
     del copied, state
     gc.collect()

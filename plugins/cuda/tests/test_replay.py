@@ -1,7 +1,5 @@
 """``update_inputs`` captured into the worker's own graph and replayed: the same effect as a call in each step."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

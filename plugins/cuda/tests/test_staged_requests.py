@@ -1,7 +1,5 @@
 """Staged requests without a GPU: chunks of pinned memory, with stand-ins for the driver's blocks and events."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Memory of tensors: kept until the work on it is done (G2), refused if it does not hold the elements (G6)."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Every public call works from any thread, whether its current context is none or another GPU's."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

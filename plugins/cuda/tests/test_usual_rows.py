@@ -1,7 +1,5 @@
 """The native part's rows of a usual step: positions, tokens and reasons as bytes, or None for any other step."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

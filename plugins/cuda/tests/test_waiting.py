@@ -1,7 +1,5 @@
 """Waits for a busy stream keep time-outs and signals, unlike the driver's own wait."""
 
-from __future__ import annotations
-
 import signal
 import threading
 

@@ -1,7 +1,5 @@
 """The cuda device as far as testable without a GPU: unavailability, options, both locations of the bindings."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

@@ -1,7 +1,5 @@
 """The method by which a value is written, over the stand-in driver."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np
@@ -11,14 +9,9 @@ from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, View
 from hal_core.ranks.channel import BroadcastChannel
 
+from .states import Alone
+
 SIZES = StateConfig(num_slots=4, max_model_len=32)
-
-
-class Alone:
-    """Collectives of a group whose remaining ranks send the same values as this one."""
-
-    def exchange(self, block):
-        return {0: block, 1: block}
 
 
 def written(bound, target, value, before):
@@ -55,9 +48,10 @@ def test_g05_an_element_of_one_word_goes_by_the_drivers_own_kernel(opened, dtype
     assert calls == [way]
 
 
-def test_g05_a_value_of_the_same_memory_may_overlap_its_target(opened):
+@pytest.mark.parametrize("path", ["opened", "fallback"])
+def test_g05_a_value_of_the_same_memory_may_overlap_its_target(request, path):
     """The kernel's threads run in any order: without separate memory some would read bytes already overwritten."""
-    bound = opened()
+    bound = request.getfixturevalue(path)()
     before = np.arange(600).astype(np.int64)
     view = View.contiguous(bound.device.allocate(before.nbytes), 0, (60, 10), dtype_of("int64"))
     for to, source in ((slice(0, 20), slice(10, 30)), (slice(10, 30), slice(0, 20))):

@@ -1,7 +1,5 @@
 """One rank of two, over the simulated collectives; prints its answer as JSON. python rank.py agree|lost"""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The maca device on the simulated accelerator, under the type name metax_gpu. No test here ran on the chip."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The device under test, or the reason why the machine has no OpenCL device, with the cure."""
 
-from __future__ import annotations
-
 import pytest
 
 

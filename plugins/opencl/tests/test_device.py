@@ -1,7 +1,5 @@
 """The opencl device: costs of calls, no waits of the host, refusals, and faults found late."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The kernels against NumPy: a packed plan, a strided copy, and a step's update, byte for byte."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

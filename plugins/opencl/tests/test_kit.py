@@ -1,7 +1,5 @@
 """The conformance kit and the main job on the opencl device, in separate processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

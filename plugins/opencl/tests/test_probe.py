@@ -1,7 +1,5 @@
 """Finding an OpenCL driver: the message on a machine without one, and the imports of a probe."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

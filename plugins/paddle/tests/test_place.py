@@ -1,7 +1,5 @@
 """The shared base of Paddle-backed devices on Paddle's CPU place: plans of any kind against plain bytes."""
 
-from __future__ import annotations
-
 import numpy as np
 import paddle
 import pytest

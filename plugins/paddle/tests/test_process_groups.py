@@ -1,7 +1,5 @@
 """Groups over a chip's library through Paddle, without a chip: how the first collective of a group ends (G16)."""
 
-from __future__ import annotations
-
 import threading
 from time import monotonic
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Functions that the ranks run in tests of groups; a task names this file and the function."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from time import monotonic, sleep

@@ -1,7 +1,5 @@
 """Building: once, in a cache, without warnings, with an error that names the cure."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Asynchronous copies: when host memory is read and written."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -3,8 +3,6 @@
 Every test ends with no finding of the checker, unless it caused the report itself.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

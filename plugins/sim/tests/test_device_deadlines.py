@@ -1,7 +1,5 @@
 """Every public call of an opened device, while its stream is held: none waits without the device's deadline."""
 
-from __future__ import annotations
-
 import inspect
 from contextlib import closing, suppress
 

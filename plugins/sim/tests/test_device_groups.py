@@ -1,7 +1,5 @@
 """broadcast_tokens on the sim device: two ranks over shared memory, a lost and a hung one (G13 to G16)."""
 
-from __future__ import annotations
-
 import importlib.util
 import signal
 import sys

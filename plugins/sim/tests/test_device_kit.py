@@ -4,8 +4,6 @@
 by hand; ``HALSIM_MODE`` and ``HALSIM_STAGED`` choose the mode.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Opening the sim device: its options, and its errors where it is unavailable."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core.errors import InvalidValue, OutOfMemory
 from hal_core.runtime.bound import bind

@@ -1,7 +1,5 @@
 """The sim device writes Paddle's tensors on the accelerator where they are, on Paddle's stream."""
 
-from __future__ import annotations
-
 import pytest
 from hal_sim import NoPaddle
 from hal_sim.build import paddle_device

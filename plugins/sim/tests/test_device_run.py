@@ -1,7 +1,5 @@
 """``hal run --device sim`` gives the tokens of the cpu device: no byte of the state is lost on the way."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Device memory: untouchable, poisoned, limited; pinned memory; lifetimes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

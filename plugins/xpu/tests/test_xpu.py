@@ -1,7 +1,5 @@
 """The xpu device under its declared substitutions, and on machines without an XPU. No test here ran on the chip."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

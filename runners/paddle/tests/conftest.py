@@ -1,7 +1,5 @@
 """A model with predictable tokens, and a device whose memory the host cannot touch."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The embedded default checkpoint: the properties that issue and design require, read from the shipped files."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

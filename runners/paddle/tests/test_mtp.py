@@ -1,7 +1,5 @@
 """MTP in the main job: its drafts are the dense layer's, and they change no token."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core.devices.cpu import CpuPlugin

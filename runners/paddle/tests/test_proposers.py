@@ -1,7 +1,5 @@
 """Proposers in whole runs: they change no request's tokens, and mirror the device's state."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core import ByteRange

@@ -1,7 +1,5 @@
 """Acceptance by rejection in the worker: tokens have the model's distribution, for any drafts and proposers."""
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A request that one worker prefills and another decodes: the end of the first part, and the input of the second."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

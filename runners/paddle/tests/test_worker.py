@@ -1,7 +1,5 @@
 """The worker on a device whose memory the host cannot touch: everything goes through the hooks and ``copy_out``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

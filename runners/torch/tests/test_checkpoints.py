@@ -1,7 +1,5 @@
 """Every kind of checkpoint that the Paddle model takes: at float32 the tokens are the published definitions'."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_core import Request, SamplingParams

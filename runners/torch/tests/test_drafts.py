@@ -1,8 +1,6 @@
 """Drafts of the torch runner on torch's CPU: looked up as ``hal_engine.proposers.ngram`` does, and changing no
 token."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """A step whose parts were captured is one call of the device, and no part of the launch releases the GIL."""
 
-from __future__ import annotations
-
 import pytest
 from hal_core import Request, SamplingParams
 from hal_engine.model.config import parse_config

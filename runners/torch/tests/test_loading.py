@@ -1,7 +1,5 @@
 """Loading: straight to the device in the file's type, within bounds of host memory; and refusals before it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Ranks of the torch runner: what all of them raise ends one step's requests, a failed collective the group."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

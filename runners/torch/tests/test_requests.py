@@ -1,7 +1,5 @@
 """Served requests: every control at once, many prompts in a step beside decoding, and requests that spoil no other."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

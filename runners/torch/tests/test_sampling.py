@@ -1,8 +1,6 @@
 """Sampling on the device against ``hal_engine.sampling``, on drawn rows: the same tokens, errors and
 log-probabilities."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hal_engine.sampling import STATE_FIELDS, SamplingRows, sample

@@ -1,7 +1,5 @@
 """Requests that move from one torch runner to another with the blocks of their cache (``--split``)."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Groups without real ranks, for checks."""
 
-from __future__ import annotations
-
 from hal_core.group import Group
 
 FOLLOWER = Group((0, 1), 1)
