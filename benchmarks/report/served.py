@@ -1,7 +1,8 @@
 """The same requests through ``hal run``, AsyncEngine and ``hal serve``, each over the torch runner with random weights.
 
-The server's clients are raw sockets of this process, one request behind the other; so are AsyncEngine's tasks. Nothing
-has to be installed of hal: the commands find its parts by metadata that is written here.
+The server's clients are raw sockets of this process; each, as each of AsyncEngine's tasks, takes the next request when
+its last answer has ended, so that all end together. Nothing has to be installed of hal: the commands find its parts by
+metadata that is written here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 import tomllib
 import urllib.request
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -127,17 +129,18 @@ async def by_engine(model: Path, device: str, clients: int, load: list[dict[str,
     async with hal.AsyncEngine(model, device, runner=RUNNER, slots=clients, max_model_len=LONGEST) as engine:
         times = Times()
 
-        async def client(mine: list[dict[str, Any]]) -> None:
-            for request in mine:
+        async def client(left: deque[dict[str, Any]]) -> None:
+            while left:
+                request = left.popleft()
                 params = {name: value for name, value in request.items() if name != "prompt"}
                 sent, last = time.perf_counter(), 0.0
                 async for part in engine.generate(request["prompt"], params):
                     last = times.note(sent, last)
                     times.tokens += len(part.token_ids)
 
-        await client(load[:1])
-        times = Times()
-        await asyncio.gather(*(client(load[number::clients]) for number in range(clients)))
+        await client(deque(load[:1]))
+        times, left = Times(), deque(load)
+        await asyncio.gather(*(client(left) for _ in range(clients)))
         return times.summary()
 
 
@@ -164,15 +167,15 @@ def serving(model: Path, device: str, clients: int) -> Iterator[int]:
 class _Client:
     """One connection, over which requests go one behind the other."""
 
-    def __init__(self, port: int, mine: list[dict[str, Any]]) -> None:
-        self.socket, self.left = socket.create_connection(("127.0.0.1", port)), mine[::-1]
+    def __init__(self, port: int, left: deque[dict[str, Any]]) -> None:
+        self.socket, self.left = socket.create_connection(("127.0.0.1", port)), left
         self.sent, self.last, self.answer = 0.0, 0.0, bytearray()
 
     def send(self) -> int:
         """Send the next request; return its tokens, 0 if there is none."""
         if not self.left:
             return 0
-        request = self.left.pop()
+        request = self.left.popleft()
         body = json.dumps(request | {"stream": True}).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.sent, self.last, self.answer = time.perf_counter(), 0.0, bytearray()
@@ -194,9 +197,9 @@ class _Client:
 
 def by_clients(port: int, clients: int, load: list[dict[str, Any]]) -> dict[str, float]:
     """Raw sockets with the server."""
-    times, selector, running = Times(), selectors.DefaultSelector(), clients
-    for number in range(clients):
-        one = _Client(port, load[number::clients])
+    times, selector, running, left = Times(), selectors.DefaultSelector(), clients, deque(load)
+    for _ in range(clients):
+        one = _Client(port, left)
         times.tokens += one.send()
         selector.register(one.socket, selectors.EVENT_READ, one)
     while running:

@@ -362,6 +362,13 @@ def draw_seed(seed: int, request_id: str) -> int:
     return (seed ^ (zlib.crc32(request_id.encode()) * GOLDEN)) & (2**63 - 1)
 
 
+def draw_seeds(seeds: Sequence[int], request_ids: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return :func:`draw_seed` of each."""
+    codes = np.array([*map(zlib.crc32, map(str.encode, request_ids))], np.uint64)
+    mixed = np.array(seeds, np.uint64) ^ codes * np.uint64(GOLDEN)
+    return (mixed & np.uint64(2**63 - 1)).view(np.int64)
+
+
 def packed(
     request: Request,
     layout: StateLayout,

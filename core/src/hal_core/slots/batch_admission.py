@@ -93,8 +93,11 @@ def admit_all(
         for places, columns in _columns(requests, layout, limit, native):
             admitted = _packed(columns, layout)
             taken(admitted)
-            for at, one in zip(places, admitted.requests, strict=True):
-                found[at] = one
+            if isinstance(places, range):
+                found[places.start : places.stop] = admitted.requests
+            else:
+                for at, one in zip(places, admitted.requests, strict=True):
+                    found[at] = one
     return [_alone(requests[at], alone) if one is None else one for at, one in enumerate(found)]
 
 
@@ -165,7 +168,7 @@ def _packed(columns: _Columns, layout: StateLayout) -> AdmittedColumns:
     records = made["record"]
     records["request_serial"] = made["admission_id"] = serials
     records["prompt_lens"] = made["row_lengths"][:, TOKENS] = totals
-    records["seed"] = [*map(admission.draw_seed, map(_seed, params), names)]
+    records["seed"] = admission.draw_seeds([*map(_seed, params)], names)
     packed, same = made.tobytes(), itertools.repeat
     lists = [one.lists for one in templates]
     each = [one for (one,) in iter_unpack(f"{made.itemsize}s", packed)]
@@ -192,8 +195,9 @@ MOST_KNOWN = 4096
 
 def _templates(layout: StateLayout, params: Sequence[SamplingParams]) -> list[_ParamsTemplate | None]:
     """Return what is packed of each; None for one that does not fit a state's bounds. Many requests share them."""
-    made = {key: _template(layout, one) for key, one in {id(one): one for one in params}.items()}
-    return [made[id(one)] for one in params]
+    keys = [*map(id, params)]
+    made = {key: _template(layout, one) for key, one in dict(zip(keys, params, strict=True)).items()}
+    return [*map(made.__getitem__, keys)]
 
 
 def _template(layout: StateLayout, params: SamplingParams) -> _ParamsTemplate | None:

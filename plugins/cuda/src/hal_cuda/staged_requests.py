@@ -180,8 +180,9 @@ class StagedRequests:
                 chunk = self._chunk_for(needed)
                 needed = -1 if chunk is None else self._stage_all(chunk.address, chunk.number, *given)
             if not needed:
+                refer = weakref.ref
                 for one in columns.requests:
-                    kept[one.admission_id % PLACES] = weakref.ref(one)
+                    kept[one.admission_id % PLACES] = refer(one)
         self._release()
         return not needed
 

@@ -11,7 +11,8 @@ What a backend can do is tried when the device is opened. Its module imports the
 
 - ``device``, ``primitives``: the asynchronous base over torch's streams, events and tensors.
 - ``moves``: write plans as copies, fills and in-place scatters; ``stepping``: ``update_inputs`` as torch operations.
-- ``queues``: the substitute ``queue``, in which worker threads play a chip's streams.
+- ``cuda``: what streams of CUDA need besides.
+- ``queues``: the substitute ``queue``, in which worker threads play the streams of a chip.
 - ``conformance``: support of such devices for the conformance kit.
 """
 
@@ -119,8 +120,17 @@ class TorchCuda(TorchPlugin):
     resource = "GPU"
 
     @classmethod
+    def make(cls, index: int, options: Mapping[str, object]) -> Device:
+        """Return the device, whose streams can be held."""
+        if cls.substituted():
+            return super().make(index, options)
+        from .cuda import CudaDevice
+
+        return CudaDevice(cls, index, options)
+
+    @classmethod
     def new_stream(cls, device: Any) -> Any:  # noqa: ANN401 (torch's)
         """Return a stream of the driver: torch hands out its own in turn from 32 a device (c10/cuda/CUDAStream.h)."""
-        from .cuda_streams import new_stream
+        from .cuda import new_stream
 
         return new_stream(device)

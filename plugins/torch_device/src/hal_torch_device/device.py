@@ -135,7 +135,15 @@ class TorchDevice(AsyncDevice):
         raw = getattr(stream, "raw", stream)
         if not self.runtime.events or not isinstance(raw, torch.Stream) or raw.device != self.device:
             return super().foreign_stream(stream)
-        return self.wrap(raw.stream_id, lambda: raw)
+        return self.wrap(raw.stream_id, lambda: self._of_backend(raw))
+
+    def _of_backend(self, stream: torch.Stream) -> Any:  # noqa: ANN401 (a stream of torch.cuda, or another backend's)
+        """Return the stream as its backend's own class, whose events take no other."""
+        kind = getattr(self.runtime.module, "Stream", torch.Stream)
+        if isinstance(stream, kind):
+            return stream
+        names = ("stream_id", "device_index", "device_type")
+        return kind(**{name: getattr(stream, name) for name in names})
 
     def check_stream(self, stream: Stream) -> None:
         """Raise :class:`InvalidValue` for a stream that is being captured into a graph."""

@@ -104,6 +104,7 @@ class TorchPrimitives(Primitives):
         self.locked: dict[int, torch.Tensor] = {}
         self.why: dict[str, str] = {}
         self._new_stream = new_stream
+        self._events = getattr(self.module, "Event", None)
         self.pinned = self._works("pinned", self._try_pinned)
         self.events = self._works("events", self._try_events)
         if self.events and not self.pinned:  # a copy from pageable memory waits for its stream
@@ -171,7 +172,9 @@ class TorchPrimitives(Primitives):
             stream.wait_event(event)
 
     def event_create(self) -> Any:  # noqa: ANN401 (a torch.Event, or None where calls are done at their return)
-        return torch.Event(device=self.device) if self.events else None
+        if not self.events:
+            return None
+        return torch.Event(device=self.device) if self._events is None else self._events()
 
     def event_record(self, event: Any, stream: Any) -> None:  # noqa: ANN401 (torch's)
         if self.events:
