@@ -34,7 +34,7 @@ def new_stream(device: torch.device) -> Any:  # noqa: ANN401 (a torch.cuda.Exter
         torch.cuda.current_stream().query()  # makes the context current
         handle = _idle(driver, unused) or _made(driver, device)
     stream = torch.cuda.ExternalStream(handle, device=device)
-    weakref.finalize(stream, unused.append, handle)
+    weakref.finalize(stream, unused.append, handle).atexit = False  # torch's library is gone by then
     return stream
 
 

@@ -227,6 +227,7 @@ class TorchDevice(AsyncDevice):
         """Make what outputs and steps of the state need. The map of its records is applied on the host, as indices."""
         super().register_state(state)
         self._stepped[state] = slots_of(state, self.tensor, STEP_FIELDS)
+        self._stepped[state].load_kernels()
 
     def submit(self, plan: WritePlan, stream: Stream) -> Ticket:
         """Upload once, and write at most once for each element width; long runs are operations of their own."""

@@ -113,6 +113,7 @@ class TorchPrimitives(Primitives):
         # On a stream that only hal has: a caching allocator may hand out what its own stream's kernels still use.
         self._allocating: Any = new_stream(device) if self.events else None
         self.scatters = {width: found for width in INTEGERS if (found := self._scatter(width))}
+        self._load_kernels()
 
     # -- what works here, tried ---------------------------------------------------------------------------------------
 
@@ -151,6 +152,18 @@ class TorchPrimitives(Primitives):
         scatter.put(target.view(INTEGERS[width]), indices, values.view(INTEGERS[width]))
         if not torch.equal(target.cpu(), should):
             raise RuntimeError("it wrote other bytes")
+
+    def _load_kernels(self) -> None:
+        """Make each move once: a backend may load a kernel when it is first launched, and then waits for streams that
+        are held."""
+        for dtype in INTEGERS.values():
+            target, values = (torch.zeros(64, dtype=dtype, device=self.device) for _ in range(2))
+            strided = target.as_strided((4, 3, 2), (16, 4, 2))
+            for one in (target, strided):
+                one.fill_(1)
+                one.copy_(values[: one.numel()].view(one.shape))
+                one.copy_(one.clone(memory_format=torch.contiguous_format).flip(0))
+        self.module.synchronize()
 
     # -- streams and events -------------------------------------------------------------------------------------------
 

@@ -56,6 +56,15 @@ class SteppedSlots:
         column["seq_lens_encoder"].masked_fill_(runs, 0)
         column["draft_num"].masked_fill_(runs, 0)
 
+    def load_kernels(self) -> None:
+        """Make the operations of a step once, on slots of nobody's; see ``TorchPrimitives``."""
+        fields = {
+            name: torch.empty_strided((2, *one.shape[1:]), one.stride(), dtype=one.dtype, device=one.device).zero_()
+            for name, one in self.fields.items()
+        }
+        for speculative in (False, True):
+            SteppedSlots(fields, self.sizes).update(speculative=speculative)
+
     def _append(self, accepted: Tensor, known: Tensor, *, speculative: bool) -> Tensor:
         """Append the accepted tokens up to the first with which a slot stops; return the number that each took."""
         column, taken = self.column, torch.zeros_like(accepted)
