@@ -1,8 +1,8 @@
 """The same requests through ``hal run``, AsyncEngine and ``hal serve``, each over the torch runner with random weights.
 
-The server's clients are raw sockets of this process; each, as each of AsyncEngine's tasks, takes the next request when
-its last answer has ended, so that all end together. Nothing has to be installed of hal: the commands find its parts by
-metadata that is written here.
+The server's clients are raw sockets of some processes; each, as each of AsyncEngine's tasks, takes the next request
+when its last answer has ended, so that all end together. Nothing has to be installed of hal: the commands find its
+parts by metadata that is written here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import re
-import selectors
 import socket
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -33,6 +31,7 @@ from hal_torch.runner import TorchRunner
 
 import hal
 
+from .clients import Times, by_processes
 from .node import LONGEST, SHAPES, decoder_of
 
 CASES = (("1B", 32, 16), ("1B", 128, 8), ("8B", 128, 4))
@@ -101,29 +100,6 @@ def requests(clients: int, each: int, vocabulary: int) -> list[dict[str, Any]]:
     ]
 
 
-class Times:
-    """Of one load: tokens a second, seconds to first tokens, and between what comes of a request."""
-
-    def __init__(self) -> None:
-        self.first, self.gaps, self.tokens, self.began = list[float](), list[float](), 0, time.perf_counter()
-
-    def note(self, sent: float, last: float) -> float:
-        """Something of a request has come; ``last``: when the former came, 0 for none. Returns the time."""
-        now = time.perf_counter()
-        if last:
-            self.gaps.append(now - last)
-        else:
-            self.first.append(now - sent)
-        return now
-
-    def summary(self) -> dict[str, float]:
-        """Return the figures, in milliseconds."""
-        rate = self.tokens / (time.perf_counter() - self.began)
-        gaps = np.array(self.gaps or [0.0]) * 1e3
-        middle, late = (float(np.percentile(gaps, part)) for part in (50, 99))
-        return {"rate": rate, "first": median(self.first) * 1e3, "gap": middle, "gap_p99": late}
-
-
 async def by_engine(model: Path, device: str, clients: int, load: list[dict[str, Any]]) -> dict[str, float]:
     """Tasks with an AsyncEngine."""
     async with hal.AsyncEngine(model, device, runner=RUNNER, slots=clients, max_model_len=LONGEST) as engine:
@@ -164,56 +140,6 @@ def serving(model: Path, device: str, clients: int) -> Iterator[int]:
         process.wait()
 
 
-class _Client:
-    """One connection, over which requests go one behind the other."""
-
-    def __init__(self, port: int, left: deque[dict[str, Any]]) -> None:
-        self.socket, self.left = socket.create_connection(("127.0.0.1", port)), left
-        self.sent, self.last, self.answer = 0.0, 0.0, bytearray()
-
-    def send(self) -> int:
-        """Send the next request; return its tokens, 0 if there is none."""
-        if not self.left:
-            return 0
-        request = self.left.popleft()
-        body = json.dumps(request | {"stream": True}).encode()
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
-        self.sent, self.last, self.answer = time.perf_counter(), 0.0, bytearray()
-        self.socket.sendall(head + body)
-        return int(request["max_tokens"])
-
-    def read(self, times: Times) -> bool:
-        """Read what has come; return whether the answer has ended."""
-        data = self.socket.recv(1 << 18)
-        assert data, f"the server left: {bytes(self.answer[-300:])!r}"
-        if b"data: {" in data:
-            self.last = times.note(self.sent, self.last)
-        self.answer += data
-        if not self.answer.endswith(b"0\r\n\r\n"):
-            return False
-        assert b"data: [DONE]" in self.answer[-40:], bytes(self.answer[-300:])
-        return True
-
-
-def by_clients(port: int, clients: int, load: list[dict[str, Any]]) -> dict[str, float]:
-    """Raw sockets with the server."""
-    times, selector, running, left = Times(), selectors.DefaultSelector(), clients, deque(load)
-    for _ in range(clients):
-        one = _Client(port, left)
-        times.tokens += one.send()
-        selector.register(one.socket, selectors.EVENT_READ, one)
-    while running:
-        for key, _ in selector.select():
-            if key.data.read(times):
-                tokens = key.data.send()
-                times.tokens += tokens
-                if not tokens:
-                    selector.unregister(key.fileobj)
-                    key.data.socket.close()
-                    running -= 1
-    return times.summary()
-
-
 def by_run(model: Path, device: str, clients: int, load: list[dict[str, Any]]) -> float:
     """Tokens a second of ``hal run``, as it says."""
     file = model / "prompts.jsonl"
@@ -242,8 +168,8 @@ def measure(cases: Any = CASES) -> dict[str, Any]:  # noqa: ANN401 (as CASES)
             row["run"] = by_run(model, device, clients, load)
             row["engine"] = asyncio.run(by_engine(model, device, clients, load))
             with serving(model, device, clients) as port:
-                by_clients(port, 1, load[:1])
-                row["serve"] = by_clients(port, clients, load)
+                by_processes(port, 1, load[:1])
+                row["serve"] = by_processes(port, clients, load)
             rows.append(row)
             print(row, file=sys.stderr, flush=True)
     return {"prompt": PROMPT, "answers": ANSWERS, "rows": rows}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from .device import TorchDevice
 if TYPE_CHECKING:
     from hal_core import Stream
 
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+"""Hardware queues: with the driver's 8 a held stream holds others. Read when torch first uses CUDA."""
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING of cuda.h: the stream waits for no work of the legacy default stream, which is torch's."""
 _GEQ = 0
