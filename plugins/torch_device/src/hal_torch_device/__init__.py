@@ -120,15 +120,6 @@ class TorchCuda(TorchPlugin):
     resource = "GPU"
 
     @classmethod
-    def make(cls, index: int, options: Mapping[str, object]) -> Device:
-        """Return the device, whose streams can be held."""
-        if cls.substituted():
-            return super().make(index, options)
-        from .cuda import CudaDevice
-
-        return CudaDevice(cls, index, options)
-
-    @classmethod
     def new_stream(cls, device: Any) -> Any:  # noqa: ANN401 (torch's)
         """Return a stream of the driver: torch hands out its own in turn from 32 a device (c10/cuda/CUDAStream.h)."""
         from .cuda import new_stream

@@ -1,30 +1,17 @@
-"""torch's CUDA: streams that its pool does not know, made by the driver, and how to hold one."""
+"""torch's CUDA: streams that its pool does not know, made by the driver."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from hal_core import Capabilities, Unavailable
+from hal_core import Unavailable
 
-from .device import TorchDevice
-
-if TYPE_CHECKING:
-    from hal_core import Stream
-
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-"""Hardware queues: with the driver's 8 a held stream holds others. Read when torch first uses CUDA."""
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING of cuda.h: the stream waits for no work of the legacy default stream, which is torch's."""
-_GEQ = 0
-"""CU_STREAM_WAIT_VALUE_GEQ."""
 _unused: dict[torch.device, deque[int]] = {}
 """Handles that nobody refers to, by device. None is destroyed: torch records an event on every stream that has used
 pinned memory when it is freed, and ends the process where that stream is gone."""
@@ -39,33 +26,6 @@ def new_stream(device: torch.device) -> Any:  # noqa: ANN401 (a torch.cuda.Exter
     stream = torch.cuda.ExternalStream(handle, device=device)
     weakref.finalize(stream, unused.append, handle).atexit = False  # torch's library is gone by then
     return stream
-
-
-class CudaDevice(TorchDevice):
-    """A GPU by torch, whose streams can be held."""
-
-    def found_capabilities(self, substitute: str) -> Capabilities:
-        """Return the base's, and that a stream can be held."""
-        return replace(super().found_capabilities(substitute), can_hold_stream=self.runtime.events)
-
-    @contextmanager
-    def hold_stream(self, stream: Stream) -> Iterator[None]:
-        """Let the stream wait in its queue until a word of pinned memory is 1 (cuStreamWaitValue32)."""
-        own, block = self.own_stream(stream), self.blocks.take(4)
-        flag = block.buffer[:4].view("u4")
-        flag[0] = 0
-        with torch.cuda.device(self.device):
-            status = _driver().cuStreamWaitValue32_v2(
-                ctypes.c_void_p(own.raw.cuda_stream), ctypes.c_void_p(block.address), ctypes.c_uint32(1), _GEQ
-            )
-        if status:
-            raise Unavailable(f"cuStreamWaitValue32 gave {status}", cure="see CUresult in cuda.h", device=self.located)
-        event = self.mark(own)
-        try:
-            yield
-        finally:
-            flag[0] = 1
-            self.blocks.give_after(event, block)
 
 
 def _idle(driver: Any, unused: deque[int]) -> int:  # noqa: ANN401 (a library of ctypes)
