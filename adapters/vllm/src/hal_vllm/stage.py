@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,19 +81,45 @@ class StepWrites(Writes):
 
 
 class Stage:
-    """An opened hal device whose memory torch's tensors lie in, and the writes to them.
+    """A hal device whose memory torch's tensors lie in, and the writes to them.
 
+    ``opener`` returns the device over a device of torch. ``tensors``: that of the tensors, with a number or without.
     ``uva``: vLLM's own class keeps the tensors that it wants in pinned host memory.
     """
 
-    def __init__(self, device: BoundDevice, tensors: torch.device, *, uva: bool = False) -> None:
-        self.device, self.tensors, self.uva = device, tensors, uva
+    def __init__(
+        self, opener: Callable[[torch.device], BoundDevice], tensors: torch.device, *, uva: bool = False
+    ) -> None:
+        self.opener, self.tensors, self.uva = opener, tensors, uva
         self.counts: Counter[str] = Counter()
         self.pending: list[Place] = []
+        self._device: BoundDevice | None = None
         self._chunk: torch.Tensor | None = None
         self._memory: tuple[Memory, int] | None = None
         self._used = 0
-        self._check_shared()
+        if tensors.type == "cpu" or tensors.index is not None:
+            self.open()
+
+    @property
+    def device(self) -> BoundDevice:
+        """The hal device: opened with the first tensor, as a worker's own chip is not known before."""
+        return self._device or self.open()
+
+    def open(self) -> BoundDevice:
+        """Open the hal device of torch's current device.
+
+        :raises InvalidValue: if torch's tensors do not lie in its memory; it is closed again.
+        """
+        kind = self.tensors.type
+        if kind != "cpu" and self.tensors.index is None:
+            self.tensors = torch.device(kind, torch.get_device_module(kind).current_device())
+        self._device = self.opener(self.tensors)
+        try:
+            self._check_shared()
+        except InvalidValue:
+            self._device.close()
+            raise
+        return self._device
 
     def _check_shared(self) -> None:
         """Write through hal and read with torch. Raises :class:`InvalidValue` if they do not see the same memory."""
