@@ -1,9 +1,10 @@
 """vLLM's classes of slot state over a :class:`hal_vllm.stage.Stage`.
 
 What a caller can see of it: no address ever changes (vLLM's ``UvaBackedTensor.gpu`` goes round a ring of pinned
-buffers, and the depth of that ring alone protects it from a step that still reads); only what changed is written; of two
-staged writes to one place the last wins (vLLM leaves it open); a write past a row's end is refused (vLLM writes into the
-next row). What was applied is submitted when a step has applied its block tables, or by the first read of ``gpu``.
+buffers, and the depth of that ring alone protects it from a step that still reads); only what changed is written; of
+two staged writes to one place the last wins (vLLM leaves it open); a write past a row's end is refused (vLLM writes
+into the next row). What was applied is submitted when a step has applied its block tables, or by the first read of
+``gpu``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class StagedWriteTensor:
         device: torch.device,
         max_concurrency: int | None = None,
         uva_instead_of_gpu: bool = False,
-    ) -> Any:  # noqa: ANN401, PYI034 (vLLM's own class where the tensor stays in pinned memory)
+    ) -> Any:  # noqa: ANN401 (vLLM's own class where the tensor stays in pinned memory)
         if uva_instead_of_gpu and cls.stage.uva and cls.own is not None:
             return cls.own(size, dtype, device, max_concurrency, uva_instead_of_gpu)
         return super().__new__(cls)
@@ -75,13 +76,13 @@ class StagedWriteTensor:
             return
         before = len(self._values)
         try:
-            self._values.extend(x)
+            self._values.extend(x)  # type: ignore[arg-type]  # of the dtype
         except (TypeError, OverflowError) as error:
             del self._values[before:]
             cure = f"give numbers of {self.dtype}"
             raise InvalidValue(f"row {index}: {error}", cure=cure, argument="x") from error
         count = len(self._values) - before
-        if not (0 <= index < self.num_rows and 0 <= start and start + count <= self._width):
+        if not (0 <= index < self.num_rows and start >= 0 and start + count <= self._width):
             del self._values[before:]
             what = f"elements {start} to {start + count} of row {index}: there are {self.num_rows} rows"
             cure = "write inside the row: the next one belongs to another request"

@@ -87,10 +87,11 @@ def check(
     if platform.device_type == "cpu":
         import_module("vllm.v1.worker.cpu.shm")
     else:
-        buffers = import_module("vllm.v1.worker.gpu.buffer_utils")
-        buffers.UvaBuffer = import_module("vllm.v1.worker.cpu.buffer_utils").UvaBuffer
+        host = import_module("vllm.v1.worker.cpu.buffer_utils").UvaBuffer
+        vars(import_module("vllm.v1.worker.gpu.buffer_utils"))["UvaBuffer"] = host
     from .installing import _device_of, open_stage
-    from .sequences import Differs, Sequence, Sides
+    from .sequences import Sequence
+    from .sides import Differs, Sides
 
     report = Report()
     kind = torch.device(platform.device_type)

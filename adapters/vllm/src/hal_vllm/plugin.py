@@ -1,7 +1,7 @@
 """The entry point ``hal`` of ``vllm.general_plugins``. vLLM calls it in all its processes, more than once.
 
-Workers alone are changed, before their classes are imported: vLLM calls ``Platform.register_triton_kernel_overrides`` at
-that moment, which is extended; a vLLM without it (0.24) looks up the worker's class by a name, which is extended there.
+Workers alone are changed, before their classes are imported: vLLM calls ``Platform.register_triton_kernel_overrides``
+at that moment, which is extended; a vLLM without it (0.24) looks up the worker's class by a name, which is extended.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def register() -> None:
         return
     if not _has_triton():
         # It refuses its runner V2 without Triton; the kernels that a step needs are registered in the worker.
-        import_module("vllm.config.vllm").HAS_TRITON = True
+        vars(import_module("vllm.config.vllm"))["HAS_TRITON"] = True
     platform = type(import_module("vllm.platforms").current_platform)
     before = getattr(platform, "register_triton_kernel_overrides", None)
     if before is None:

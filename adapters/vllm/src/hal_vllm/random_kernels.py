@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from hal_core import Unavailable
 
-
 LOW = 0xFFFF_FFFF
 DRAFTING = 1 << 30
 """Added to positions of draws for drafts."""

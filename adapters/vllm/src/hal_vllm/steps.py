@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .kernels import GPU
-from .sequences import ULP, VOCABULARY, Slots, Tensors
-
-if TYPE_CHECKING:
-    from .sequences import Sequence
+from .sides import ULP, VOCABULARY, Slots, Tensors
 
 
 class Step:
-    """``names``: the requests of the batch."""
+    """``rows``: the batch's slots; ``live``: what is known of their requests; ``both``: does a thing on both sides."""
 
-    def __init__(self, sequence: Sequence, names: list[str]) -> None:
-        self.sequence, self.draw, self.sizes = sequence, sequence.draw, sequence.sizes
-        self.rows = [sequence.own.requests.req_id_to_index[name] for name in names]
-        queries, drafts = zip(*[self._counts(sequence.live[name]) for name in names], strict=True)
-        rows = self.sizes["rows"]
-        self.n, self.total = len(names), sum(queries)
-        starts = torch.zeros(rows + 1, dtype=torch.int32)
+    def __init__(
+        self,
+        draw: random.Random,
+        sizes: Mapping[str, int],
+        rows: list[int],
+        live: Sequence[Mapping[str, int]],
+        both: Callable[..., Tensors],
+    ) -> None:
+        self.draw, self.sizes, self.rows, self.both = draw, sizes, rows, both
+        queries, drafts = zip(*[self._counts(one) for one in live], strict=True)
+        self.n, self.total = len(rows), sum(queries)
+        most = sizes["rows"]
+        starts = torch.zeros(most + 1, dtype=torch.int32)
         starts[1 : self.n + 1] = torch.tensor(queries).cumsum(0)
         starts[self.n + 1 :] = self.total
         cuts = torch.zeros(self.n + 1, dtype=torch.int32)
@@ -34,7 +38,7 @@ class Step:
         self.host = {"rows": torch.tensor(self.rows), "starts": starts, "cuts": cuts}
         self.held: dict[int, dict[str, torch.Tensor]] = {}
 
-    def _counts(self, live: dict[str, Any]) -> tuple[int, int]:
+    def _counts(self, live: Mapping[str, int]) -> tuple[int, int]:
         """Return how many tokens a request has in this step, and how many of them are drafts."""
         left = live["length"] - live["done"]
         room = self.sizes["tokens"] // self.sizes["rows"] - 1
@@ -94,7 +98,7 @@ class Step:
             at, local = inputs.expand_idx_mapping(t.rows, self.logits_count, t.cuts, self.sizes["drafts"] + 1)
             return {"expanded": at, "local": local}
 
-        both = self.sequence.both
+        both = self.both
         both("_prepare_prefill_inputs_kernel", prefill)
         both("_prepare_pos_seq_lens_kernel", positions)
         self.new(at=both("_combine_sampled_and_draft_tokens_kernel", combined)["at"])
@@ -112,8 +116,8 @@ class Step:
             side.tables.compute_slot_mappings(t.rows, t.starts[: self.n + 1], t.pos, self.total)
             return {"slots": side.tables.slot_mappings.clone()}
 
-        self.sequence.both("_gather_block_tables_kernel", gathered)
-        self.sequence.both("_compute_slot_mappings_kernel", mapped)
+        self.both("_gather_block_tables_kernel", gathered)
+        self.both("_compute_slot_mappings_kernel", mapped)
 
     def _logits(self) -> None:
         """Each kernel of sampling, on the logits that the one before it left."""
@@ -136,7 +140,7 @@ class Step:
                 )
                 return {"logits": side.processors[number].apply(t.logits, given)}
 
-            self.sequence.both(name, processed)
+            self.both(name, processed)
 
         def scored(side: Slots) -> Tensors:
             t = self.on(side)
@@ -148,16 +152,16 @@ class Step:
             t = self.on(side)
             return {"logprobs": scores.compute_token_logprobs(t.logits, t.expanded[:, None] % VOCABULARY)}
 
-        self.sequence.both("_fill_logprob_token_ids_kernel, _ranks_kernel", scored)
-        self.sequence.both("_topk_log_softmax_kernel", logprobs, ulp=ULP["logprobs"])
+        self.both("_fill_logprob_token_ids_kernel, _ranks_kernel", scored)
+        self.both("_topk_log_softmax_kernel", logprobs, ulp=ULP["logprobs"])
 
         def scaled(side: Slots, apply: str) -> Tensors:
             t = self.on(side)
             getattr(side.sampling, apply)(t.logits, t.expanded, self.host["rows"].numpy())
             return {"logits": t.logits}
 
-        self.sequence.both("_temperature_kernel", lambda side: scaled(side, "apply_temperature"))
-        self.sequence.both("_min_p_kernel", lambda side: scaled(side, "apply_min_p"))
+        self.both("_temperature_kernel", lambda side: scaled(side, "apply_temperature"))
+        self.both("_min_p_kernel", lambda side: scaled(side, "apply_min_p"))
 
     def _verified(self) -> None:
         gumbel = import_module(f"{GPU}.sample.gumbel")
@@ -169,7 +173,7 @@ class Step:
             drafts, pos = rejection.gather_draft_sampled(t.ids, t.pos, t.at, *state)
             return {"drafted": drafts, "drafted_pos": pos}
 
-        self.new(**self.sequence.both("_gather_draft_sampled_kernel", gathered))
+        self.new(**self.both("_gather_draft_sampled_kernel", gathered))
         for row in range(1, self.logits_count):  # let some drafts be right
             if self.draw.random() < 0.5 and self.host["drafted"][row] >= 0:
                 for logits in (self.host["logits"], *[held["logits"] for held in self.held.values()]):
@@ -178,9 +182,10 @@ class Step:
 
         def sampled(side: Slots) -> Tensors:
             t, state = self.on(side), (side.sampling.temperature.gpu, side.sampling.seeds.gpu)
-            return {"tokens": gumbel.gumbel_sample(t.logits, t.expanded, *state, t.drafted_pos, False, False, use_fp64=fp64)}
+            given = (t.logits, t.expanded, *state, t.drafted_pos, False, False)
+            return {"tokens": gumbel.gumbel_sample(*given, use_fp64=fp64)}
 
-        self.sequence.both("_gumbel_sample_kernel", sampled)
+        self.both("_gumbel_sample_kernel", sampled)
 
         def verified(side: Slots) -> Tensors:
             t, state = self.on(side), (side.sampling.temperature.gpu, side.sampling.seeds.gpu)
@@ -190,7 +195,7 @@ class Step:
             kept = torch.arange(steps + 1, device=tokens.device) < counts[:, None]
             return {"drawn": torch.where(kept, tokens, 0), "drawn_counts": counts}
 
-        self.new(**self.sequence.both("rejection_sample", verified))
+        self.new(**self.both("rejection_sample", verified))
 
         def flattened(side: Slots) -> Tensors:
             t, flat = self.on(side), self.on(side).drafted.new_zeros(self.logits_count)
@@ -198,7 +203,7 @@ class Step:
             rejection._flatten_sampled_kernel[grid](flat, t.drawn, t.drawn.stride(0), t.drawn_counts, t.cuts)
             return {"flat": flat}
 
-        self.sequence.both("_flatten_sampled_kernel", flattened)
+        self.both("_flatten_sampled_kernel", flattened)
 
     def _updated(self) -> None:
         inputs = import_module(f"{GPU}.input_batch")
@@ -213,7 +218,7 @@ class Step:
             counts, refused = inputs.get_num_sampled_and_rejected(*given)
             return {"counts": counts, "refused": refused}
 
-        self.new(**self.sequence.both("_get_num_sampled_and_rejected_kernel", counted))
+        self.new(**self.both("_get_num_sampled_and_rejected_kernel", counted))
 
         def updated(side: Slots) -> Tensors:
             t, s, bins = self.on(side), side.requests, side.processors[0].output_bin_counts
@@ -221,14 +226,14 @@ class Step:
             inputs.post_update(t.left, *state, s.all_token_ids.gpu, s.total_len.gpu)
             return {"bins": bins, "total": s.total_len.gpu, "computed": s.num_computed_tokens.gpu}
 
-        self.sequence.both("_post_update_kernel", updated)
+        self.both("_post_update_kernel", updated)
 
         def computed(side: Slots) -> Tensors:
             t, copied = self.on(side), side.requests.num_computed_tokens.gpu.clone()
             inputs.post_update_num_computed_tokens(t.rows, copied, t.starts)
             return {"computed": copied}
 
-        self.sequence.both("_post_update_num_computed_tokens_kernel", computed)
+        self.both("_post_update_num_computed_tokens_kernel", computed)
 
     def _ngram(self) -> None:
         speculator = import_module(f"{GPU}.spec_decode.ngram.speculator").NgramGPUSpeculator
@@ -249,4 +254,4 @@ class Step:
                 side.requests.draft_tokens[t.rows] = drafts
             return {"scratch": one.scratch, "drafts": drafts}
 
-        self.sequence.both("_ngram_scan_kernel, _ngram_finalize_kernel", proposed)
+        self.both("_ngram_scan_kernel, _ngram_finalize_kernel", proposed)
