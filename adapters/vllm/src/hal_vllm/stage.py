@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from hal_core import InvalidValue, Writes
+from hal_core import DONE, InvalidValue, Ticket, Writes
 from hal_core.devices import Memory, PlanBuilder, WritePlan
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Stage:
         rows = Rows()
         rows.dst, rows.nbytes, rows.pieces = [place.offset + 4], [8], [np.array([3, -7], np.int32)]
         self.add(place, rows)
-        self.flush()
+        self.flush().wait()
         if tensor.tolist() != [0, 3, -7, 0]:
             what = f"torch reads {tensor.tolist()} on {self.tensors} where it wrote [0, 3, -7, 0]"
             raise InvalidValue(what, cure=cure, device=who)
@@ -174,24 +174,25 @@ class Stage:
         pending.pieces += rows.pieces
         pending.overlapping = True
 
-    def flush(self) -> None:
-        """Submit what was applied, in the order of the stream on which torch computes.
+    def flush(self) -> Ticket:
+        """Submit what was applied, in the order of the stream on which torch computes, and return the ticket.
 
         :raises InvalidValue: while that stream is being captured into a graph; nothing is lost.
         """
         if not self.pending:
-            return
+            return DONE
         if self.tensors.type != "cpu" and _capturing(self.tensors):
             what = "staged writes of slot state are pending while a graph is captured"
             cure = "apply and read them once before the capture, as GPUModelRunner.capture_model does over hal"
             raise InvalidValue(what, cure=cure, device=self.device.name)
         places = self.pending
-        self.device.write(writes=StepWrites(places), stream=self.device.default_stream)
+        ticket = self.device.write(writes=StepWrites(places), stream=self.device.default_stream)
         self.pending = []
         for place in places:
             place.rows = None
         self.counts["submissions"] += 1
         self.counts["tensors"] += len(places)
+        return ticket
 
 
 def _capturing(device: torch.device) -> bool:
