@@ -6,37 +6,34 @@ the tensors, as the registry drops the grid.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from hal_core import Unavailable
 
+from .launching import kernel
 from .runs import Runs, most_of, put
 
 PAD = -1
 """A slot that is none."""
 
 
-def _apply_write_kernel(
-    output_ptr: torch.Tensor,
-    output_stride: int,
-    write_indices_ptr: torch.Tensor,
-    write_starts_ptr: torch.Tensor,
-    write_contents_ptr: torch.Tensor,
-    write_cu_lens_ptr: torch.Tensor,
-    write_group_ids_ptr: torch.Tensor | None,
-    BLOCK_SIZE: int,
-    MULTI_GROUP: bool,
-) -> None:
+@kernel(
+    "buffer_utils",
+    "output_ptr output_stride write_indices_ptr write_starts_ptr write_contents_ptr write_cu_lens_ptr "
+    "write_group_ids_ptr BLOCK_SIZE MULTI_GROUP",
+)
+def _apply_write_kernel(a: SimpleNamespace) -> None:
     """vLLM's own row writes, with ``HAL_VLLM=kernels``."""
-    if MULTI_GROUP:
+    if a.MULTI_GROUP:
         what = "vLLM's own buffers write several KV cache groups by addresses"
         raise Unavailable(what, cure="set HAL_VLLM=on", hook="_apply_write_kernel")
-    flat = output_ptr.view(-1)
+    flat = a.output.view(-1)
     begin = 0
-    places = write_indices_ptr.long() * output_stride + write_starts_ptr
-    for at, end in zip(places.tolist(), write_cu_lens_ptr.tolist(), strict=True):
-        flat[at : at + end - begin] = write_contents_ptr[begin:end]
+    places = a.write_indices.long() * a.output_stride + a.write_starts
+    for at, end in zip(places.tolist(), a.write_cu_lens.tolist(), strict=True):
+        flat[at : at + end - begin] = a.write_contents[begin:end]
         begin = end
 
 
@@ -88,168 +85,118 @@ def compute_slot_mappings(
     return slots[:, :num_tokens_padded]
 
 
-def _prepare_prefill_inputs_kernel(
-    input_ids_ptr: torch.Tensor,
-    next_prefill_tokens_ptr: torch.Tensor,
-    next_prefill_tokens_stride: int,
-    num_lookahead: int,
-    idx_mapping_ptr: torch.Tensor,
-    query_start_loc_ptr: torch.Tensor,
-    all_token_ids_ptr: torch.Tensor,
-    all_token_ids_stride: int,
-    prefill_lens_ptr: torch.Tensor,
-    num_computed_tokens_ptr: torch.Tensor,
-    BLOCK_SIZE: int,
-    LOOKAHEAD_BLOCK: int,
-) -> None:
+@kernel(
+    "input_batch",
+    "input_ids_ptr next_prefill_tokens_ptr next_prefill_tokens_stride num_lookahead idx_mapping_ptr "
+    "query_start_loc_ptr all_token_ids_ptr all_token_ids_stride prefill_lens_ptr num_computed_tokens_ptr "
+    "BLOCK_SIZE LOOKAHEAD_BLOCK",
+)
+def _prepare_prefill_inputs_kernel(a: SimpleNamespace) -> None:
     """The tokens of requests in prefill, and those that follow them."""
-    rows, every = idx_mapping_ptr, all_token_ids_ptr
-    starts, last = query_start_loc_ptr[: rows.shape[0] + 1], every.shape[1] - 1
-    computed, lens = num_computed_tokens_ptr[rows], prefill_lens_ptr[rows]
+    rows, every = a.idx_mapping, a.all_token_ids
+    starts, last = a.query_start_loc[: rows.shape[0] + 1], every.shape[1] - 1
+    computed, lens = a.num_computed_tokens[rows], a.prefill_lens[rows]
     prefill = computed < lens
-    tokens = Runs(starts, input_ids_ptr.shape[0])
+    tokens = Runs(starts, a.input_ids.shape[0])
     mask = tokens.inside & prefill[tokens.of]
     where = (computed[tokens.of] + tokens.local).clamp(max=last)
-    ids = input_ids_ptr[: tokens.count]
+    ids = a.input_ids[: tokens.count]
     ids.copy_(torch.where(mask, every[rows[tokens.of], where], ids))
-    for ahead in range(num_lookahead):
+    for ahead in range(a.num_lookahead):
         at = computed + starts.diff() + ahead
         follows = torch.where(at < lens, every[rows, at.clamp(max=last)], 0)
-        put(next_prefill_tokens_ptr[ahead], rows, follows, prefill)
+        put(a.next_prefill_tokens[ahead], rows, follows, prefill)
 
 
-def _prepare_pos_seq_lens_kernel(
-    pos_ptr: torch.Tensor,
-    seq_lens_ptr: torch.Tensor,
-    idx_mapping_ptr: torch.Tensor,
-    query_start_loc_ptr: torch.Tensor,
-    num_computed_tokens_ptr: torch.Tensor,
-    max_num_reqs: int,
-    BLOCK_SIZE: int,
-) -> None:
+@kernel(
+    "input_batch",
+    "pos_ptr seq_lens_ptr idx_mapping_ptr query_start_loc_ptr num_computed_tokens_ptr max_num_reqs BLOCK_SIZE",
+)
+def _prepare_pos_seq_lens_kernel(a: SimpleNamespace) -> None:
     """The position of each token, and the length of each request with this step."""
-    n = idx_mapping_ptr.shape[0]
-    starts, computed = query_start_loc_ptr[: n + 1], num_computed_tokens_ptr[idx_mapping_ptr]
-    seq_lens_ptr[:n] = computed + starts.diff()
-    seq_lens_ptr[n:max_num_reqs] = 0
-    tokens = Runs(starts, pos_ptr.shape[0])
-    where = pos_ptr[: tokens.count]
+    n = a.idx_mapping.shape[0]
+    starts, computed = a.query_start_loc[: n + 1], a.num_computed_tokens[a.idx_mapping]
+    a.seq_lens[:n] = computed + starts.diff()
+    a.seq_lens[n : a.max_num_reqs] = 0
+    tokens = Runs(starts, a.pos.shape[0])
+    where = a.pos[: tokens.count]
     where.copy_(torch.where(tokens.inside, (computed[tokens.of] + tokens.local).to(where.dtype), where))
 
 
-def _combine_sampled_and_draft_tokens_kernel(
-    input_ids_ptr: torch.Tensor,
-    idx_mapping_ptr: torch.Tensor,
-    last_sampled_tokens_ptr: torch.Tensor,
-    query_start_loc_ptr: torch.Tensor,
-    seq_lens_ptr: torch.Tensor,
-    prefill_len_ptr: torch.Tensor,
-    draft_tokens_ptr: torch.Tensor,
-    draft_tokens_stride: int,
-    cu_num_logits_ptr: torch.Tensor,
-    logits_indices_ptr: torch.Tensor,
-    BLOCK_SIZE: int,
-    NUM_NEW_SAMPLED_TOKENS: int = 1,
-) -> None:
+@kernel(
+    "input_batch",
+    "input_ids_ptr idx_mapping_ptr last_sampled_tokens_ptr query_start_loc_ptr seq_lens_ptr "
+    "prefill_len_ptr draft_tokens_ptr draft_tokens_stride cu_num_logits_ptr logits_indices_ptr BLOCK_SIZE "
+    "NUM_NEW_SAMPLED_TOKENS=1",
+)
+def _combine_sampled_and_draft_tokens_kernel(a: SimpleNamespace) -> None:
     """The last sampled token and the drafts of requests past their prefill, and the places of all logits."""
-    n, fresh = idx_mapping_ptr.shape[0], NUM_NEW_SAMPLED_TOKENS
-    logits = Runs(cu_num_logits_ptr[: n + 1], logits_indices_ptr.shape[0])
-    counts = cu_num_logits_ptr[: n + 1].diff()[logits.of]
-    where = (query_start_loc_ptr[1 : n + 1][logits.of] - counts + logits.local).long()
-    logits_indices_ptr[: logits.count] = torch.where(logits.inside, where, logits_indices_ptr[: logits.count])
-    rows, lens = idx_mapping_ptr[logits.of], seq_lens_ptr[:n][logits.of]
-    begin = prefill_len_ptr[rows]
-    sampled, tokens = logits.local < fresh, last_sampled_tokens_ptr.view(-1)[rows]
-    if (steps := draft_tokens_ptr.shape[1]) > 0:
-        drafts = draft_tokens_ptr[rows, (logits.local - fresh).clamp(0, steps - 1).long()]
+    n, fresh = a.idx_mapping.shape[0], a.NUM_NEW_SAMPLED_TOKENS
+    logits = Runs(a.cu_num_logits[: n + 1], a.logits_indices.shape[0])
+    counts = a.cu_num_logits[: n + 1].diff()[logits.of]
+    where = (a.query_start_loc[1 : n + 1][logits.of] - counts + logits.local).long()
+    a.logits_indices[: logits.count] = torch.where(logits.inside, where, a.logits_indices[: logits.count])
+    rows, lens = a.idx_mapping[logits.of], a.seq_lens[:n][logits.of]
+    begin = a.prefill_len[rows]
+    sampled, tokens = logits.local < fresh, a.last_sampled_tokens.view(-1)[rows]
+    if (steps := a.draft_tokens.shape[1]) > 0:
+        drafts = a.draft_tokens[rows, (logits.local - fresh).clamp(0, steps - 1).long()]
         tokens = torch.where(sampled, tokens, drafts)
     mask = logits.inside & (lens > begin) & (~sampled | (lens - counts >= begin))
-    put(input_ids_ptr, where, tokens, mask)
+    put(a.input_ids, where, tokens, mask)
 
 
-def _get_num_sampled_and_rejected_kernel(
-    num_sampled_ptr: torch.Tensor,
-    num_rejected_ptr: torch.Tensor,
-    seq_lens_ptr: torch.Tensor,
-    cu_num_logits_ptr: torch.Tensor,
-    idx_mapping_ptr: torch.Tensor,
-    prefill_len_ptr: torch.Tensor,
-) -> None:
+@kernel(
+    "input_batch",
+    "num_sampled_ptr num_rejected_ptr seq_lens_ptr cu_num_logits_ptr idx_mapping_ptr prefill_len_ptr",
+)
+def _get_num_sampled_and_rejected_kernel(a: SimpleNamespace) -> None:
     """How many tokens count: none in the middle of a prefill."""
-    n = idx_mapping_ptr.shape[0]
-    middle = seq_lens_ptr[:n] < prefill_len_ptr[idx_mapping_ptr]
-    sampled = num_sampled_ptr[:n].masked_fill_(middle, 0)
-    num_rejected_ptr[:n] = (cu_num_logits_ptr[: n + 1].diff() - sampled).masked_fill(middle, 0)
+    n = a.idx_mapping.shape[0]
+    middle = a.seq_lens[:n] < a.prefill_len[a.idx_mapping]
+    sampled = a.num_sampled[:n].masked_fill_(middle, 0)
+    a.num_rejected[:n] = (a.cu_num_logits[: n + 1].diff() - sampled).masked_fill(middle, 0)
 
 
-def _post_update_kernel(
-    idx_mapping_ptr: torch.Tensor,
-    num_computed_tokens_ptr: torch.Tensor,
-    last_sampled_tokens_ptr: torch.Tensor,
-    output_bin_counts_ptr: torch.Tensor | None,
-    output_bin_counts_stride: int,
-    sampled_tokens_ptr: torch.Tensor,
-    sampled_tokens_stride: int,
-    num_sampled_ptr: torch.Tensor,
-    num_rejected_ptr: torch.Tensor,
-    query_start_loc_ptr: torch.Tensor | None,
-    all_token_ids_ptr: torch.Tensor,
-    all_token_ids_stride: int,
-    total_len_ptr: torch.Tensor,
-) -> None:
+@kernel(
+    "input_batch",
+    "idx_mapping_ptr num_computed_tokens_ptr last_sampled_tokens_ptr output_bin_counts_ptr "
+    "output_bin_counts_stride sampled_tokens_ptr sampled_tokens_stride num_sampled_ptr num_rejected_ptr "
+    "query_start_loc_ptr all_token_ids_ptr all_token_ids_stride total_len_ptr",
+)
+def _post_update_kernel(a: SimpleNamespace) -> None:
     """What a step's tokens change; a row with a negative number is left alone."""
-    n, keep = idx_mapping_ptr.shape[0], idx_mapping_ptr >= 0
-    rows = idx_mapping_ptr.clamp(min=0).long()
-    tokens, counts = sampled_tokens_ptr[:n], torch.where(keep, num_sampled_ptr[:n], 0)
+    n, keep = a.idx_mapping.shape[0], a.idx_mapping >= 0
+    rows = a.idx_mapping.clamp(min=0).long()
+    tokens, counts = a.sampled_tokens[:n], torch.where(keep, a.num_sampled[:n], 0)
     steps = torch.arange(tokens.shape[1], device=rows.device)
     some, mask = counts > 0, steps < counts[:, None]
     last = tokens.gather(1, (counts - 1).clamp(min=0).long()[:, None])
-    put(last_sampled_tokens_ptr, rows, last, some)
-    total = total_len_ptr[rows]
-    put(all_token_ids_ptr, rows[:, None] * all_token_ids_stride + total[:, None] + steps, tokens, mask)
-    total_len_ptr.index_add_(0, rows, counts.to(total_len_ptr.dtype))
-    if output_bin_counts_ptr is not None:
-        bins = torch.where(mask, rows[:, None] * output_bin_counts_stride + tokens, 0).reshape(-1).long()
-        output_bin_counts_ptr.view(-1).index_add_(0, bins, mask.reshape(-1).to(output_bin_counts_ptr.dtype))
-    queries = 0 if query_start_loc_ptr is None else query_start_loc_ptr[: n + 1].diff()
-    change = torch.where(keep, queries - num_rejected_ptr[:n], 0)
-    num_computed_tokens_ptr.index_add_(0, rows, change.to(num_computed_tokens_ptr.dtype))
+    put(a.last_sampled_tokens, rows, last, some)
+    total = a.total_len[rows]
+    put(a.all_token_ids, rows[:, None] * a.all_token_ids_stride + total[:, None] + steps, tokens, mask)
+    a.total_len.index_add_(0, rows, counts.to(a.total_len.dtype))
+    if a.output_bin_counts is not None:
+        bins = torch.where(mask, rows[:, None] * a.output_bin_counts_stride + tokens, 0).reshape(-1).long()
+        a.output_bin_counts.view(-1).index_add_(0, bins, mask.reshape(-1).to(a.output_bin_counts.dtype))
+    queries = 0 if a.query_start_loc is None else a.query_start_loc[: n + 1].diff()
+    change = torch.where(keep, queries - a.num_rejected[:n], 0)
+    a.num_computed_tokens.index_add_(0, rows, change.to(a.num_computed_tokens.dtype))
 
 
-def _post_update_num_computed_tokens_kernel(
-    idx_mapping_ptr: torch.Tensor, num_computed_tokens_ptr: torch.Tensor, query_start_loc_ptr: torch.Tensor
-) -> None:
+@kernel("input_batch", "idx_mapping_ptr num_computed_tokens_ptr query_start_loc_ptr")
+def _post_update_num_computed_tokens_kernel(a: SimpleNamespace) -> None:
     """The same for steps without sampling."""
-    queries = query_start_loc_ptr[: idx_mapping_ptr.shape[0] + 1].diff()
-    num_computed_tokens_ptr.index_add_(0, idx_mapping_ptr.long(), queries.to(num_computed_tokens_ptr.dtype))
+    queries = a.query_start_loc[: a.idx_mapping.shape[0] + 1].diff()
+    a.num_computed_tokens.index_add_(0, a.idx_mapping.long(), queries.to(a.num_computed_tokens.dtype))
 
 
-def _expand_idx_mapping_kernel(
-    idx_mapping_ptr: torch.Tensor,
-    expanded_idx_mapping_ptr: torch.Tensor,
-    expanded_local_pos_ptr: torch.Tensor,
-    cu_num_logits_ptr: torch.Tensor,
-    BLOCK_SIZE: int,
-) -> None:
+@kernel("input_batch", "idx_mapping_ptr expanded_idx_mapping_ptr expanded_local_pos_ptr cu_num_logits_ptr BLOCK_SIZE")
+def _expand_idx_mapping_kernel(a: SimpleNamespace) -> None:
     """The request of each logits row, and the row's number in it."""
-    logits = Runs(cu_num_logits_ptr[: idx_mapping_ptr.shape[0] + 1], expanded_idx_mapping_ptr.shape[0])
+    logits = Runs(a.cu_num_logits[: a.idx_mapping.shape[0] + 1], a.expanded_idx_mapping.shape[0])
     for target, values in (
-        (expanded_idx_mapping_ptr[: logits.count], idx_mapping_ptr[logits.of]),
-        (expanded_local_pos_ptr[: logits.count], logits.local),
+        (a.expanded_idx_mapping[: logits.count], a.idx_mapping[logits.of]),
+        (a.expanded_local_pos[: logits.count], logits.local),
     ):
         target.copy_(torch.where(logits.inside, values.to(target.dtype), target))
-
-
-KERNELS: dict[str, Any] = {
-    "buffer_utils": (_apply_write_kernel,),
-    "input_batch": (
-        _prepare_prefill_inputs_kernel,
-        _prepare_pos_seq_lens_kernel,
-        _combine_sampled_and_draft_tokens_kernel,
-        _get_num_sampled_and_rejected_kernel,
-        _post_update_kernel,
-        _post_update_num_computed_tokens_kernel,
-        _expand_idx_mapping_kernel,
-    ),
-}
-"""Module of vLLM's ``v1/worker/gpu`` to its kernels here."""

@@ -111,7 +111,7 @@ def replacements(stage: Any, kernels: Mapping[str, Callable[..., Any]], report: 
     """Return the id of each of vLLM's objects to the one in its place, and report what looks otherwise."""
     from .buffers import CLASSES, classes_over
     from .installing import BUFFERS
-    from .kernels import GPU, KERNELS, METHODS, REJECTION, REJECTION_SAMPLE, launched
+    from .kernels import GPU, KERNELS, METHODS, REJECTION, REJECTION_SAMPLE
     from .signatures import differences_of_class, differences_of_function
 
     dispatcher, owner = import_module("vllm.triton_utils.dispatcher"), import_module(BUFFERS)
@@ -130,7 +130,7 @@ def replacements(stage: Any, kernels: Mapping[str, Callable[..., Any]], report: 
             report.changed.append(f"{name}: vLLM has none")
             continue
         report.changed += differences_of_function(kernel, theirs, ours) if name in KERNELS else []
-        found[id(theirs)] = dispatcher.KernelOverride(theirs, launched(ours))
+        found[id(theirs)] = dispatcher.KernelOverride(theirs, ours)
     tables = import_module(f"{GPU}.block_table").BlockTables
     for method, ours in METHODS.items():
         report.changed += differences_of_function(f"BlockTables.{method}", getattr(tables, method), ours)

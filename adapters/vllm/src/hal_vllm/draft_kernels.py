@@ -2,114 +2,89 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 from hal_core import Unavailable
 
+from .launching import kernel
 from .random_kernels import gumbel_argmax, philox_uniform
 from .runs import Runs, most_of
 
 
-def _ngram_scan_kernel(
-    token_ids_ptr: torch.Tensor,
-    token_ids_stride: int,
-    idx_mapping_ptr: torch.Tensor,
-    total_len_ptr: torch.Tensor,
-    num_sampled_ptr: torch.Tensor,
-    scratch_ptr: torch.Tensor,
-    scratch_stride: int,
-    L: int,
-    MIN_N: int,
-    MAX_N: int,
-    MAX_N_PO2: int,
-    BLOCK_L: int,
-) -> None:
+@kernel(
+    "spec_decode.ngram.speculator",
+    "token_ids_ptr token_ids_stride idx_mapping_ptr total_len_ptr num_sampled_ptr scratch_ptr "
+    "scratch_stride L MIN_N MAX_N MAX_N_PO2 BLOCK_L",
+)
+def _ngram_scan_kernel(a: SimpleNamespace) -> None:
     """The best earlier place of each request's last n tokens: the greatest n, then the last place.
 
-    ``scratch`` int64 ``[requests, blocks]``: ``n * (L + 1) + place + 1`` of the best in each block of places, or 0.
+    ``scratch`` int64 ``[requests, blocks]``: ``n * (a.L + 1) + place + 1`` of the best in each block of places, or 0.
     """
-    rows, n = idx_mapping_ptr, idx_mapping_ptr.shape[0]
-    lens = total_len_ptr[rows].long()
-    eligible = (num_sampled_ptr[:n] > 0) & (lens >= MIN_N)
-    width = most_of(lens, token_ids_ptr.shape[1])
-    every = token_ids_ptr[rows, :width]
+    rows, n = a.idx_mapping, a.idx_mapping.shape[0]
+    lens = a.total_len[rows].long()
+    eligible = (a.num_sampled[:n] > 0) & (lens >= a.MIN_N)
+    width = most_of(lens, a.token_ids.shape[1])
+    every = a.token_ids[rows, :width]
     places = torch.arange(width, device=rows.device)
     best = torch.zeros((n, width), dtype=torch.int64, device=rows.device)
-    for size in range(MIN_N, min(MAX_N, width) + 1):
+    for size in range(a.MIN_N, min(a.MAX_N, width) + 1):
         match = (places <= (lens - size - 1)[:, None]) & eligible[:, None]
         for i in range(size):
             tail = every.gather(1, (lens - size + i).clamp(0, max(width - 1, 0))[:, None])
             match &= every.roll(-i, 1) == tail  # what comes round from the front lies past the last place
-        best = torch.where(match, size * (L + 1) + places + 1, best)
-    blocks = scratch_ptr.shape[1]
-    scores = torch.zeros((n, blocks * BLOCK_L), dtype=torch.int64, device=rows.device)
+        best = torch.where(match, size * (a.L + 1) + places + 1, best)
+    blocks = a.scratch.shape[1]
+    scores = torch.zeros((n, blocks * a.BLOCK_L), dtype=torch.int64, device=rows.device)
     scores[:, :width] = best
-    scratch_ptr[:n] = scores.view(n, blocks, BLOCK_L).amax(-1)
+    a.scratch[:n] = scores.view(n, blocks, a.BLOCK_L).amax(-1)
 
 
-def _ngram_finalize_kernel(
-    token_ids_ptr: torch.Tensor,
-    token_ids_stride: int,
-    idx_mapping_ptr: torch.Tensor,
-    total_len_ptr: torch.Tensor,
-    num_sampled_ptr: torch.Tensor,
-    last_sampled_ptr: torch.Tensor,
-    scratch_ptr: torch.Tensor,
-    scratch_stride: int,
-    drafts_ptr: torch.Tensor,
-    L: int,
-    N_BLOCKS: int,
-    K: int,
-    K_PO2: int,
-    N_BLOCKS_PO2: int,
-) -> None:
+@kernel(
+    "spec_decode.ngram.speculator",
+    "token_ids_ptr token_ids_stride idx_mapping_ptr total_len_ptr num_sampled_ptr last_sampled_ptr "
+    "scratch_ptr scratch_stride drafts_ptr L N_BLOCKS K K_PO2 N_BLOCKS_PO2",
+)
+def _ngram_finalize_kernel(a: SimpleNamespace) -> None:
     """What followed that place, and the last token where nothing did."""
-    rows, n = idx_mapping_ptr, idx_mapping_ptr.shape[0]
-    score = scratch_ptr[:n, :N_BLOCKS].amax(-1)
+    rows, n = a.idx_mapping, a.idx_mapping.shape[0]
+    score = a.scratch[:n, : a.N_BLOCKS].amax(-1)
     found = score > 0
-    size = torch.where(found, (score - 1) // (L + 1), 0)
-    begin = torch.where(found, score - 1 - size * (L + 1) + size, 0)
-    steps = torch.arange(K, device=rows.device)
-    follows = token_ids_ptr[rows[:, None], (begin[:, None] + steps).clamp(max=L - 1)].long()
-    left = (total_len_ptr[rows] - begin).clamp(min=0)
-    valid = (steps < left[:, None]) & ((num_sampled_ptr[:n] > 0) & found)[:, None]
-    drafts_ptr[:n, :K] = torch.where(valid, follows, last_sampled_ptr[rows][:, None])
+    size = torch.where(found, (score - 1) // (a.L + 1), 0)
+    begin = torch.where(found, score - 1 - size * (a.L + 1) + size, 0)
+    steps = torch.arange(a.K, device=rows.device)
+    follows = a.token_ids[rows[:, None], (begin[:, None] + steps).clamp(max=a.L - 1)].long()
+    left = (a.total_len[rows] - begin).clamp(min=0)
+    valid = (steps < left[:, None]) & ((a.num_sampled[:n] > 0) & found)[:, None]
+    a.drafts[:n, : a.K] = torch.where(valid, follows, a.last_sampled[rows][:, None])
 
 
-def _flatten_sampled_kernel(
-    flat_sampled_ptr: torch.Tensor,
-    sampled_ptr: torch.Tensor,
-    sampled_stride: int,
-    num_sampled_ptr: torch.Tensor,
-    cu_num_logits_ptr: torch.Tensor,
-) -> None:
+@kernel(
+    "spec_decode.rejection_sampler",
+    "flat_sampled_ptr sampled_ptr sampled_stride num_sampled_ptr cu_num_logits_ptr",
+)
+def _flatten_sampled_kernel(a: SimpleNamespace) -> None:
     """The sampled tokens, laid beside their logits."""
-    logits = Runs(cu_num_logits_ptr[: num_sampled_ptr.shape[0] + 1], flat_sampled_ptr.shape[0])
-    flat = flat_sampled_ptr[: logits.count]
-    mask = logits.inside & (logits.local < num_sampled_ptr[logits.of])
-    tokens = sampled_ptr[logits.of, logits.local.clamp(max=sampled_ptr.shape[1] - 1).long()]
+    logits = Runs(a.cu_num_logits[: a.num_sampled.shape[0] + 1], a.flat_sampled.shape[0])
+    flat = a.flat_sampled[: logits.count]
+    mask = logits.inside & (logits.local < a.num_sampled[logits.of])
+    tokens = a.sampled[logits.of, logits.local.clamp(max=a.sampled.shape[1] - 1).long()]
     flat.copy_(torch.where(mask, tokens.to(flat.dtype), flat))
 
 
-def _gather_draft_sampled_kernel(
-    draft_sampled_ptr: torch.Tensor,
-    pos_ptr: torch.Tensor,
-    input_ids_ptr: torch.Tensor,
-    positions_ptr: torch.Tensor,
-    logits_indices_ptr: torch.Tensor,
-    expanded_idx_mapping_ptr: torch.Tensor,
-    expanded_local_pos_ptr: torch.Tensor,
-    prefill_len_ptr: torch.Tensor,
-    num_logits: int,
-    BLOCK_SIZE: int,
-) -> None:
+@kernel(
+    "spec_decode.rejection_sampler",
+    "draft_sampled_ptr pos_ptr input_ids_ptr positions_ptr logits_indices_ptr expanded_idx_mapping_ptr "
+    "expanded_local_pos_ptr prefill_len_ptr num_logits BLOCK_SIZE",
+)
+def _gather_draft_sampled_kernel(a: SimpleNamespace) -> None:
     """The token and the position of each logits row; -1 for a draft that none proposed."""
-    at, local = logits_indices_ptr[:num_logits], expanded_local_pos_ptr[:num_logits]
-    where = positions_ptr[at]
-    empty = (local > 0) & (where - local < prefill_len_ptr[expanded_idx_mapping_ptr[:num_logits]])
-    draft_sampled_ptr[:num_logits] = input_ids_ptr[at].masked_fill(empty, -1)
-    pos_ptr[:num_logits] = where
+    at, local = a.logits_indices[: a.num_logits], a.expanded_local_pos[: a.num_logits]
+    where = a.positions[at]
+    empty = (local > 0) & (where - local < a.prefill_len[a.expanded_idx_mapping[: a.num_logits]])
+    a.draft_sampled[: a.num_logits] = a.input_ids[at].masked_fill(empty, -1)
+    a.pos[: a.num_logits] = where
 
 
 def rejection_sample(
@@ -175,10 +150,3 @@ def rejection_sample(
     tokens = gumbel_argmax(drawn, rows, temperature, seed, pos[at], fp64=use_fp64)
     sampled.scatter_(1, accepted[:, None], tokens[:, None])
     return sampled, (accepted + 1).to(torch.int32)
-
-
-KERNELS: dict[str, Any] = {
-    "spec_decode.rejection_sampler": (_flatten_sampled_kernel, _gather_draft_sampled_kernel),
-    "spec_decode.ngram.speculator": (_ngram_scan_kernel, _ngram_finalize_kernel),
-}
-"""As :data:`hal_vllm.batch_kernels.KERNELS`."""

@@ -158,10 +158,10 @@ def _prepare_kernels(made: Prepared) -> list[str]:
             lines.append(f"{name}: vLLM has none")
         else:
             lines += differences_of_function(kernel, theirs, ours)
-            made.overrides[name] = kernels.launched(ours)
+            made.overrides[name] = ours
     tables = import_module(f"{GPU}.block_table")
-    for method, ours in METHODS.items():
-        lines += differences_of_function(f"BlockTables.{method}", getattr(tables.BlockTables, method), ours)
+    for method, own in METHODS.items():
+        lines += differences_of_function(f"BlockTables.{method}", getattr(tables.BlockTables, method), own)
     module, function = REJECTION.rsplit(".", 1)
     lines += differences_of_function(function, getattr(import_module(module), function), kernels.REJECTION_SAMPLE)
     import_module(f"{GPU}.model_runner")  # with all that a request may launch

@@ -7,24 +7,17 @@ registered already is left alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from types import FunctionType
 from typing import Any
 
 from hal_core import Unavailable
 
-from . import batch_kernels, draft_kernels, random_kernels, sampling_kernels
+from . import batch_kernels, draft_kernels, sampling_kernels
+from .launching import GPU, KERNELS
 
-GPU = "vllm.v1.worker.gpu"
+__all__ = ["GPU", "KERNELS", "METHODS", "REJECTION", "REJECTION_SAMPLE", "lacking", "refusing", "sampling_kernels"]
+
 Function = Callable[..., Any]
-PARTS = (batch_kernels, draft_kernels, random_kernels, sampling_kernels)
-KERNELS: dict[str, Function] = {
-    f"{GPU}.{module}.{kernel.__name__}": kernel
-    for part in PARTS
-    for module, kernels in part.KERNELS.items()
-    for kernel in kernels
-}
-"""Qualified name of each kernel to the function in its place."""
 METHODS: dict[str, Function] = {
     "gather_block_tables": batch_kernels.gather_block_tables,
     "compute_slot_mappings": batch_kernels.compute_slot_mappings,
@@ -34,16 +27,6 @@ REJECTION = f"{GPU}.spec_decode.rejection_sampler.rejection_sample"
 """The name of the one function that is replaced, with five kernels in it."""
 REJECTION_SAMPLE: Function = draft_kernels.rejection_sample
 IN_METHODS = {f"{GPU}.block_table._{name}_kernel" for name in METHODS}
-
-
-def launched(kernel: Function) -> Function:
-    """Return a kernel without the options of a launch on a GPU, which vLLM gives with its arguments."""
-
-    @wraps(kernel)
-    def launch(*args: object, num_warps: int = 0, num_stages: int = 0, **named: object) -> None:
-        kernel(*args, **named)
-
-    return launch
 
 
 def refusing(name: str) -> Function:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 from hal_core import Unavailable
+
+from .launching import kernel
 
 LOW = 0xFFFF_FFFF
 DRAFTING = 1 << 30
@@ -106,45 +108,23 @@ def _product(values: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Ten
     return high >> 16, (high << 16 | lower & 0xFFFF) & LOW
 
 
-def _gumbel_sample_kernel(
-    local_argmax_ptr: torch.Tensor,
-    local_argmax_stride: int,
-    local_max_ptr: torch.Tensor,
-    local_max_stride: int,
-    logits_cache_ptr: torch.Tensor | None,
-    logits_cache_stride_0: int,
-    logits_cache_stride_1: int,
-    logits_cache_col_ptr: torch.Tensor | None,
-    logits_cache_source_ptr: torch.Tensor | None,
-    logits_cache_source_stride: int,
-    logits_ptr: torch.Tensor,
-    logits_stride: int,
-    expanded_idx_mapping_ptr: torch.Tensor,
-    seeds_ptr: torch.Tensor,
-    pos_ptr: torch.Tensor,
-    temp_ptr: torch.Tensor,
-    vocab_size: int,
-    BLOCK_SIZE: int,
-    IS_DRAFTING: bool,
-    APPLY_TEMPERATURE: bool,
-    USE_FP64: bool,
-    PER_TOKEN_COL: bool,
-) -> None:
+@kernel(
+    "sample.gumbel",
+    "local_argmax_ptr local_argmax_stride local_max_ptr local_max_stride logits_cache_ptr "
+    "logits_cache_stride_0 logits_cache_stride_1 logits_cache_col_ptr logits_cache_source_ptr "
+    "logits_cache_source_stride logits_ptr logits_stride expanded_idx_mapping_ptr seeds_ptr pos_ptr "
+    "temp_ptr vocab_size BLOCK_SIZE IS_DRAFTING APPLY_TEMPERATURE USE_FP64 PER_TOKEN_COL",
+)
+def _gumbel_sample_kernel(a: SimpleNamespace) -> None:
     """The best noised token of each block of the vocabulary."""
-    if logits_cache_ptr is not None:
+    if a.logits_cache is not None:
         what = "hal keeps no drafts' logits"
         raise Unavailable(what, cure="use n-gram drafts, or give a kernel", hook="_gumbel_sample_kernel")
-    logits, pos = logits_ptr[:, :vocab_size].float(), pos_ptr + DRAFTING if IS_DRAFTING else pos_ptr
-    values = _noised(
-        logits, expanded_idx_mapping_ptr, temp_ptr, seeds_ptr, pos, fp64=USE_FP64, scaled=APPLY_TEMPERATURE
-    )
-    rows, blocks = local_max_ptr.shape
-    padded = values.new_full((rows, blocks * BLOCK_SIZE), float("-inf"))
-    padded[:, :vocab_size] = values
-    best, where = padded.view(rows, blocks, BLOCK_SIZE).max(-1)
-    local_max_ptr.copy_(best)
-    local_argmax_ptr.copy_(where + torch.arange(blocks, device=where.device) * BLOCK_SIZE)
-
-
-KERNELS: dict[str, Any] = {"sample.gumbel": (_gumbel_sample_kernel,)}
-"""As :data:`hal_vllm.batch_kernels.KERNELS`."""
+    logits, pos = a.logits[:, : a.vocab_size].float(), a.pos + DRAFTING if a.IS_DRAFTING else a.pos
+    values = _noised(logits, a.expanded_idx_mapping, a.temp, a.seeds, pos, fp64=a.USE_FP64, scaled=a.APPLY_TEMPERATURE)
+    rows, blocks = a.local_max.shape
+    padded = values.new_full((rows, blocks * a.BLOCK_SIZE), float("-inf"))
+    padded[:, : a.vocab_size] = values
+    best, where = padded.view(rows, blocks, a.BLOCK_SIZE).max(-1)
+    a.local_max.copy_(best)
+    a.local_argmax.copy_(where + torch.arange(blocks, device=where.device) * a.BLOCK_SIZE)
