@@ -26,7 +26,7 @@ def run(*arguments, timeout=600, **environment):
 def in_worker(code="", **environment):
     """Run what a worker runs before its class is imported, and ``code``."""
     start = "from hal_vllm.plugin import register\nfrom vllm.platforms import current_platform as platform\n"
-    start += "import vllm.v1.worker.gpu\nregister()\n"
+    start += "import vllm.logger\nvllm.logger._configure_vllm_root_logger()\nregister()\n"
     return run("-c", start + (code or "platform.register_triton_kernel_overrides()\n") + SHOWN, **environment)
 
 
