@@ -97,7 +97,7 @@ def params(draw: random.Random, kind: str, number: int) -> dict[str, Any]:
             {"min_tokens": least, "stop_token_ids": [1, 2, 40]},
             {"bad_words": ["the", "return self"]},
             {"allowed_token_ids": [5, 9, 40, 41, 42, 100]},
-            {"logprobs": 3},
+            {"logprobs": 3, "prompt_logprobs": 2},
         ]
     )
     if kind == "seeded drafts":  # vLLM takes neither with drafts

@@ -55,15 +55,20 @@ def interpreted() -> None:
 
 
 def _take_wide_masks() -> None:
-    """Let the interpreter load by masks that its own ``&`` of scalars made integers: it refuses them."""
+    """Let the interpreter load and store by masks that its own ``&`` of scalars made integers: it refuses them."""
     builder = import_module("triton.runtime.interpreter").InterpreterBuilder
-    load = builder.create_masked_load
 
-    def create_masked_load(self: Any, pointers: Any, mask: Any, *others: Any) -> Any:  # noqa: ANN401 (Triton's)
-        mask.data = mask.data.astype(bool)
-        return load(self, pointers, mask, *others)
+    def taking(name: str, place: int) -> None:
+        original = getattr(builder, name)
 
-    builder.create_masked_load = create_masked_load
+        def masked(self: Any, *given: Any) -> Any:  # noqa: ANN401 (Triton's)
+            given[place].data = given[place].data.astype(bool)
+            return original(self, *given)
+
+        setattr(builder, name, masked)
+
+    taking("create_masked_load", 1)
+    taking("create_masked_store", 2)
 
 
 def check(

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from hal_core import HalError
+from hal_core import HalError, InvalidValue
 
 from .settings import Settings
 
 MARK = "of_hal"
+REFUSED = {"thinking_token_budget": "vllm.v1.worker.gpu.sample.thinking_budget._thinking_budget_kernel"}
+"""Parameters of requests, and the kernel that hal lacks for each. An author who registers one takes it out."""
 _done: list[str] = []
 """The log's line, once this process was changed."""
 
@@ -28,6 +30,7 @@ def register() -> None:
     if not _has_triton():
         # It refuses its runner V2 without Triton; the kernels that a step needs are registered in the worker.
         vars(import_module("vllm.config.vllm"))["HAS_TRITON"] = True
+        _refuse_requests(type(import_module("vllm.platforms").current_platform))
     platform = type(import_module("vllm.platforms").current_platform)
     before = getattr(platform, "register_triton_kernel_overrides", None)
     if before is None:
@@ -36,6 +39,23 @@ def register() -> None:
             setattr(module, name, _extended(getattr(module, name), settings, once=False))
     elif not hasattr(before, MARK):
         platform.register_triton_kernel_overrides = staticmethod(_extended(before, settings, once=True))
+
+
+def _refuse_requests(platform: Any) -> None:  # noqa: ANN401 (vLLM's class)
+    """Refuse a request where it arrives, as its kernel would end the engine."""
+    before = getattr(platform, "validate_request", None)
+    if before is None or hasattr(before, MARK):
+        return
+
+    def validate_request(processed_inputs: Any, params: Any) -> None:  # noqa: ANN401 (vLLM's)
+        before(processed_inputs, params)
+        for name, kernel in REFUSED.items():
+            if getattr(params, name, None) is not None:
+                what = f"it needs the kernel {kernel}, and there is no Triton"
+                raise InvalidValue(what, cure="leave it out, or register that kernel", argument=name)
+
+    setattr(validate_request, MARK, True)
+    platform.validate_request = staticmethod(validate_request)
 
 
 def _extended(before: Callable[..., Any], settings: Settings, *, once: bool) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from .launching import kernel
+from .runs import Runs
 
 MINUS = float("-inf")
 
@@ -183,3 +184,34 @@ def _fill_logprob_token_ids_kernel(a: SimpleNamespace) -> None:
     valid = columns < torch.where(custom > 0, custom, a.NUM_TOPK)
     a.out_token_ids[:, 1:] = torch.where(valid, torch.where(custom > 0, own, best), a.out_token_ids[:, 1:])
     a.out_valid_mask[:, 1:] |= valid
+
+
+@kernel(
+    "sample.prompt_logprob",
+    "prompt_logprobs_token_ids_ptr query_start_loc_ptr idx_mapping_ptr num_computed_tokens_ptr all_token_ids_ptr "
+    "all_token_ids_stride BLOCK_SIZE",
+)
+def _prompt_logprobs_token_ids_kernel(a: SimpleNamespace) -> None:
+    """The token that follows each token of the batch."""
+    rows, out = a.idx_mapping.long(), a.prompt_logprobs_token_ids
+    tokens = Runs(a.query_start_loc[: rows.shape[0] + 1], out.shape[0])
+    flat = a.all_token_ids.view(-1)
+    at = rows[tokens.of] * a.all_token_ids_stride + a.num_computed_tokens[rows][tokens.of] + 1 + tokens.local
+    part = out[: tokens.count]
+    part.copy_(torch.where(tokens.inside, flat[at.clamp(max=flat.shape[0] - 1)].to(part.dtype), part))
+
+
+@kernel(
+    "structured_outputs",
+    "logits_ptr logits_stride logits_indices_ptr cu_num_logits_ptr bitmask_ptr bitmask_stride vocab_size MASK_STRIDE "
+    "BLOCK_SIZE",
+)
+def _apply_grammar_bitmask_kernel(a: SimpleNamespace) -> None:
+    """Drop the tokens that a grammar forbids: the bits that are 0."""
+    places = a.logits_indices.long()
+    requests, local = places // a.MASK_STRIDE, places % a.MASK_STRIDE
+    starts = a.cu_num_logits.long()
+    some = (local < starts[requests + 1] - starts[requests]).nonzero().view(-1)
+    rows = (starts[requests] + local)[some]
+    allowed = _unpacked(a.bitmask[some])[:, : a.vocab_size]
+    a.logits[rows, : a.vocab_size] = a.logits[rows, : a.vocab_size].masked_fill(~allowed, MINUS)

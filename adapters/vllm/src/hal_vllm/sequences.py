@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .sides import VOCABULARY, Sides, Slots, Tensors, compare
+from .sides import VOCABULARY, Differs, Sides, Slots, Tensors, compare
 from .stage import Stage
 from .steps import Step
 
@@ -43,7 +43,10 @@ class Sequence:
         self.sides.play(False)
         own = act(self.own) or {}
         self.sides.play(True)
-        other = act(self.other) or {}
+        try:
+            other = act(self.other) or {}
+        except Exception as error:
+            raise Differs(what, f"sequence {self.seed}", f"hal's raises {type(error).__name__}: {error}") from error
         self.counts[what] += 1
         compare(what, f"sequence {self.seed}", own, other, ulp)
         return own

@@ -152,6 +152,25 @@ class Step:
             t = self.on(side)
             return {"logprobs": scores.compute_token_logprobs(t.logits, t.expanded[:, None] % VOCABULARY)}
 
+        def followed(side: Slots) -> Tensors:
+            t, s = self.on(side), side.requests
+            state = (t.starts, t.rows, s.num_computed_tokens.gpu, s.all_token_ids.gpu)
+            prompts = import_module(f"{GPU}.sample.prompt_logprob")
+            return {"follows": prompts.get_prompt_logprobs_token_ids(self.total, *state)}
+
+        words = -(-VOCABULARY // 32)
+        bits = torch.randint(-(2**31), 2**31 - 1, (self.n, words), generator=self.noise, dtype=torch.int64)
+        self.new(bits=bits.to(torch.int32), masks=torch.arange(self.n) * (self.sizes["drafts"] + 1))
+
+        def allowed(side: Slots) -> Tensors:
+            t, left = self.on(side), self.on(side).logits.clone()
+            grammars = import_module(f"{GPU}.structured_outputs")
+            given = (t.masks, t.cuts, t.bits, t.bits.stride(0), VOCABULARY, self.sizes["drafts"] + 1)
+            grammars._apply_grammar_bitmask_kernel[(self.n, 1)](left, left.stride(0), *given, BLOCK_SIZE=256)
+            return {"allowed": left}
+
+        self.both("_prompt_logprobs_token_ids_kernel", followed)
+        self.both("_apply_grammar_bitmask_kernel", allowed)
         self.both("_fill_logprob_token_ids_kernel, _ranks_kernel", scored)
         self.both("_topk_log_softmax_kernel", logprobs, ulp=ULP["logprobs"])
 
