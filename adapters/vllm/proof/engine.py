@@ -54,6 +54,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], int, int, str]] = {
         "greedy",
     ),
     "greedy controls": ({"max_num_seqs": 16, "max_num_batched_tokens": 128}, 48, 6, "controls"),
+    "grammars": ({"max_num_seqs": 16, "max_num_batched_tokens": 128}, 32, 9, "grammars"),
     "seeded": ({"max_num_seqs": 16, "max_num_batched_tokens": 128}, 64, 7, "seeded"),
     "seeded, ngram": (DRAFTS, 48, 8, "seeded drafts"),
 }
@@ -84,6 +85,11 @@ def params(draw: random.Random, kind: str, number: int) -> dict[str, Any]:
     chosen: dict[str, Any] = {"temperature": 0, "max_tokens": draw.randint(1, 60), "ignore_eos": True}
     if kind == "greedy":
         return chosen
+    if kind == "grammars":
+        from vllm.sampling_params import StructuredOutputsParams
+
+        given = draw.choice([{"regex": "[a-z]{3,9}"}, {"choice": ["def", "class", "return"]}, None])
+        return chosen | {"ignore_eos": False, "structured_outputs": given and StructuredOutputsParams(**given)}
     if kind.startswith("seeded"):
         chosen |= {"temperature": draw.choice([0, 0.5, 1, 1.3]), "seed": draw.choice([1, 2**40 + number, number])}
         chosen |= draw.choice([{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.9}])

@@ -132,6 +132,13 @@ def test_what_cannot_be_replaced_is_named_and_nothing_is(before, environment, to
     assert "hal_vllm.buffers" not in done.stdout
 
 
+def test_a_request_that_needs_another_kernel_is_refused_where_it_arrives():
+    code = "from vllm.sampling_params import SamplingParams as Params\nplatform.validate_request({}, Params())\n"
+    done = in_worker(code + "platform.validate_request({}, Params(thinking_token_budget=5))\n")
+    assert done.returncode == 1
+    assert "thinking_token_budget: it needs the kernel vllm.v1.worker.gpu.sample.thinking_budget._thin" in done.stderr
+
+
 def test_an_unknown_signature_is_taken_when_it_is_wanted():
     start = "import vllm.v1.worker.cpu.shm\nimport vllm.v1.worker.gpu.buffer_utils as b\n"
     more = "b.UvaBackedTensor.more = lambda self: None\nplatform.register_triton_kernel_overrides()\n"

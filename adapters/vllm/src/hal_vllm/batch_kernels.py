@@ -74,14 +74,12 @@ def compute_slot_mappings(
     rows = idx_mapping[tokens.of]
     real = tokens.inside & (rows >= 0)
     rows, where = rows.clamp(min=0), positions[: tokens.count]
-    for group, (size, enabled) in enumerate(zip(self.block_sizes, self._slot_mapping_enabled, strict=True)):
-        slots[group, tokens.count :] = PAD
-        if not enabled:
-            slots[group].fill_(PAD)
-            continue
-        blocks = torch.where(real, where // size, 0)
+    for group, size in enumerate(self.block_sizes):
+        kept = real & self.slot_mapping_enabled[group]
+        blocks = torch.where(kept, where // size, 0)
         found = self.block_tables[group].gpu[rows, blocks].long() * size + where % size
-        slots[group, : tokens.count] = torch.where(real, found, PAD)
+        slots[group, : tokens.count] = torch.where(kept, found, PAD)
+        slots[group, tokens.count :] = PAD
     return slots[:, :num_tokens_padded]
 
 

@@ -152,7 +152,7 @@ def _prepare_kernels(made: Prepared) -> list[str]:
     for name, ours in KERNELS.items():
         module, kernel = name.rsplit(".", 1)
         theirs = getattr(import_module(module), kernel, None)
-        if name in dispatcher._registry:
+        if isinstance(theirs, dispatcher.KernelOverride):
             made.left.append(f"{kernel}: registered by another")
         elif theirs is None:
             lines.append(f"{name}: vLLM has none")
@@ -165,7 +165,7 @@ def _prepare_kernels(made: Prepared) -> list[str]:
     module, function = REJECTION.rsplit(".", 1)
     lines += differences_of_function(function, getattr(import_module(module), function), kernels.REJECTION_SAMPLE)
     import_module(f"{GPU}.model_runner")  # with all that a request may launch
-    made.refused = kernels.lacking(dict(sys.modules), set(dispatcher._registry))
+    made.refused = kernels.lacking(dict(sys.modules))
     made.overrides |= {name: kernels.refusing(name) for name in made.refused}
     return lines
 
@@ -210,9 +210,9 @@ def _install_kernels(overrides: Mapping[str, kernels.Function]) -> None:
         what = f"vLLM's register_kernels failed: {error}"
         raise Unavailable(what, cure="load no plugin that imports numba or cffi before the workers start") from error
     tables = import_module(f"{GPU}.block_table").BlockTables
-    registered = import_module("vllm.triton_utils.dispatcher")._registry
+    given = import_module("vllm.triton_utils.dispatcher").KernelOverride
     for method, ours in METHODS.items():
-        if f"{GPU}.block_table._{method}_kernel" not in registered:
+        if not isinstance(getattr(import_module(f"{GPU}.block_table"), f"_{method}_kernel"), given):
             setattr(tables, method, ours)
     module, function = REJECTION.rsplit(".", 1)
     rename({function: getattr(import_module(module), function)}, {function: kernels.REJECTION_SAMPLE})

@@ -41,16 +41,16 @@ def refusing(name: str) -> Function:
     return refused
 
 
-def lacking(modules: dict[str, Any], registered: set[str]) -> list[str]:
+def lacking(modules: dict[str, Any]) -> list[str]:
     """Return the kernels of vLLM's runner in the loaded ``modules`` that nothing was given for, by name.
 
-    Without Triton a kernel is the plain function that its decorator was given.
+    Without Triton a kernel is the plain function that its decorator was given; a registered one is no function.
     """
     found = []
     for name, module in modules.items():
         if name.startswith(GPU + "."):
             for key, value in vars(module).items():
                 own = isinstance(value, FunctionType) and value.__module__ == name
-                if own and key.endswith("_kernel") and f"{name}.{key}" not in registered | IN_METHODS | set(KERNELS):
+                if own and key.endswith("_kernel") and f"{name}.{key}" not in IN_METHODS | set(KERNELS):
                     found.append(f"{name}.{key}")
     return sorted(found)
