@@ -34,7 +34,7 @@ COMMANDS = {
 }
 """Each command and its description. Its module is an entry point of the group ``hal.commands``: hal's own or the
 engine's. The module's function is ``command``, or ``run``, which gets all arguments. Other distributions may add
-commands to the group: they are found by name, and listed by ``hal -h``."""
+commands to the group: they are found by name, and not listed by ``hal -h``, which reads no metadata."""
 _OF_THE_ENGINE = {"run", "serve", "tail"}
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _AS_GIVEN: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
@@ -79,8 +79,7 @@ class Tree(TyperGroup):
     def get_help(self, ctx: Context) -> str:
         """Return the help page."""
         about = f"{self.help}\n\nhal COMMAND -h describes a command."
-        others = [(entry.name, f"of {entry.distribution}") for entry in _entries() if entry.name not in COMMANDS]
-        sections = [("Commands", [*COMMANDS.items(), *others]), ("Options", [*map(_row, self.get_params(ctx))])]
+        sections = [("Commands", [*COMMANDS.items()]), ("Options", [*map(_row, self.get_params(ctx))])]
         return page(f"{ctx.command_path} [OPTIONS] COMMAND ...", about, sections, columns())
 
     def get_command(self, ctx: Context, cmd_name: str) -> Any:  # noqa: ANN401 (typer's command, or None)

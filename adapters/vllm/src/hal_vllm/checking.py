@@ -51,7 +51,7 @@ def interpreted() -> None:
     backends.backends["cpu"] = backends.Backend(compiler=None, driver=Driver)
     importing = import_module("vllm.triton_utils")
     if not importing.HAS_TRITON:
-        raise Unavailable("vLLM finds no Triton", cure="pip install triton")
+        raise Unavailable("vLLM finds no Triton", cure="install Triton, as vLLM for a GPU does")
 
 
 def _take_wide_masks() -> None:
