@@ -90,8 +90,8 @@ $(VLLM)/.installed: adapters/vllm/pyproject.toml
 	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check -e ./core -e . -e ./plugins/torch_device -e ./adapters/vllm
 	@touch $@
 
-vllm: $(VLLM)/.installed ## an environment with vLLM (Python 3.11, 3.4 GB) and its adapter's tests there (ARGS='-m conform': the engine)
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -p no:cacheprovider adapters/vllm/tests $(ARGS)
+vllm: $(VLLM)/.installed ## an environment with vLLM (Python 3.11, 3.4 GB) and all tests of its adapter there, vLLM's engine included
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -p no:cacheprovider -m 'conform or not conform' adapters/vllm/tests $(ARGS)
 
 $(VENV)/.clients: $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check langchain-openai litellm llm transformers
