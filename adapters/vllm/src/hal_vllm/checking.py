@@ -77,14 +77,11 @@ def check(
     count: int = 30,
     first: int = 0,
     kernels: Mapping[str, Callable[..., Any]] | None = None,
-    rows: int = 16,
-    longest: int = 512,
 ) -> Report:
     """Compare the installed vLLM with ``device`` and hal's kernels, over ``count`` drawn sequences.
 
     :param device: a hal device, or "" for that of vLLM's platform.
     :param kernels: an author's own, by vLLM's qualified names, in the place of hal's.
-    :param rows: the most requests at once. ``longest``: the greatest model length.
     """
     import torch
 
@@ -104,7 +101,7 @@ def check(
     sides = Sides(replacements(stage, kernels or {}, report))
     for seed in range(first, first + count):
         try:
-            Sequence(seed, sides, stage, report.counts, rows, longest).run()
+            Sequence(seed, sides, stage, report.counts).run()
         except Differs as found:
             report.differing.setdefault(found.what, str(found))
         finally:

@@ -19,14 +19,12 @@ from .steps import Step
 class Sequence:
     """One drawn sequence of steps on both sides."""
 
-    def __init__(
-        self, seed: int, sides: Sides, stage: Stage, counts: Counter[str], most_rows: int, longest: int
-    ) -> None:
+    def __init__(self, seed: int, sides: Sides, stage: Stage, counts: Counter[str]) -> None:
         self.draw, self.seed, self.sides, self.counts = random.Random(seed), seed, sides, counts
         draw = self.draw
         self.sizes = {
-            "rows": draw.choice([2, 3, 9, most_rows]),
-            "length": draw.choice([64, 112, 208, longest]),
+            "rows": draw.choice([2, 2, 3, 3, 9, 9, 16, 64]),
+            "length": draw.choice([64, 112, 208, 208, 512, 2048]),
             "drafts": draw.choice([0, 1, 3, 8]),
             "groups": draw.choice([1, 1, 2, 3]),
             "tokens": 256,
@@ -53,7 +51,7 @@ class Sequence:
 
     def run(self) -> None:
         """Make the steps."""
-        for _ in range(self.draw.randint(2, 7)):
+        for _ in range(self.draw.randint(3, 8)):
             self._requests()
             self.both("buffers", lambda side: dict(side.tensors()))
             names = [name for name in self.live if self.draw.random() < 0.9]
@@ -132,5 +130,6 @@ def drawn_request(draw: random.Random, length: int, groups: int) -> dict[str, An
     params._bad_words_token_ids = words or None
     params.logprob_token_ids = draw.choice([None, None, [4, 9, 77]])
     blocks = tuple([draw.randrange(500) for _ in range((prompt + more) // 16 + 1)] for _ in range(groups))
-    done = draw.choice([0, 0, draw.randint(0, prompt + more - 1)])
+    last = prompt + more - 1  # most requests decode after their first step
+    done = draw.choice([0, draw.randint(0, last), last, last])
     return {"prompt": prompt, "tokens": tokens, "done": done, "blocks": blocks, "params": params}

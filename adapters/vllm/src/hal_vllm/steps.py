@@ -43,7 +43,9 @@ class Step:
         left = live["length"] - live["done"]
         room = self.sizes["tokens"] // self.sizes["rows"] - 1
         if left > 1 or live["done"] < live["prefill"]:
-            return self.draw.randint(1, max(1, min(left, 20, room))), 0
+            tokens = self.draw.randint(1, max(1, min(left, 20, room)))
+            unproposed = self.draw.randint(0, min(self.sizes["drafts"], tokens - 1))  # as after a remote prefill
+            return tokens, unproposed if self.draw.random() < 0.3 else 0
         drafts = self.draw.randint(0, min(self.sizes["drafts"], 8, max(room - 1, 0)))
         return 1 + drafts, drafts
 
