@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .sides import VOCABULARY, Differs, Sides, Slots, Tensors, compare
+from .sides import LETTERS, VOCABULARY, Differs, Sides, Slots, Tensors, compare
 from .stage import Stage
 from .steps import Step
 
@@ -108,7 +108,8 @@ def drawn_request(draw: random.Random, length: int, groups: int) -> dict[str, An
     """Return a request: its tokens, blocks, how much of it is computed, and parameters of every kind."""
     prompt = draw.randint(1, min(length - 16, 120))
     more = draw.randint(0, 4) if draw.random() < 0.3 else 0
-    tokens = [draw.randrange(VOCABULARY) for _ in range(prompt + more)]
+    letters = draw.choice([LETTERS, VOCABULARY])
+    tokens = [draw.randrange(letters) for _ in range(prompt + more)]
     params = import_module("vllm.sampling_params").SamplingParams(
         temperature=draw.choice([0.0, 0.5, 1.0, 1.7]),
         top_k=draw.choice([0, 5]),
@@ -126,7 +127,10 @@ def drawn_request(draw: random.Random, length: int, groups: int) -> dict[str, An
     )
     if params.seed is None:
         params.seed = draw.randrange(2**62)  # vLLM would draw it itself, on each side anew
-    words = [[draw.choice([*tokens[-3:], 5]) for _ in range(draw.randint(1, 3))] for _ in range(draw.randint(0, 3))]
+    words = [
+        [draw.choice([*tokens[-3:], *range(LETTERS), 5]) for _ in range(draw.randint(1, 3))]
+        for _ in range(draw.randint(0, 3))
+    ]
     params._bad_words_token_ids = words or None
     params.logprob_token_ids = draw.choice([None, None, [4, 9, 77]])
     blocks = tuple([draw.randrange(500) for _ in range((prompt + more) // 16 + 1)] for _ in range(groups))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import torch
 
 from .kernels import GPU
-from .sides import ULP, VOCABULARY, Slots, Tensors
+from .sides import LETTERS, ULP, VOCABULARY, Slots, Tensors
 
 
 class Step:
@@ -125,7 +125,9 @@ class Step:
         """Each kernel of sampling, on the logits that the one before it left."""
         context = import_module(f"{GPU}.sample.logits_processor.interface").LogitsContext
         scores = import_module(f"{GPU}.sample.logprob")
-        self.new(logits=torch.randn((self.logits_count, VOCABULARY), generator=self.noise) * 3)
+        logits = torch.randn((self.logits_count, VOCABULARY), generator=self.noise) * 3
+        logits[:, :LETTERS] += 5
+        self.new(logits=logits)
         names = ("_penalties_kernel", "_bias_kernel", "_bad_words_kernel")
         for name, number in zip(names, (0, 1, 2), strict=True):
 
@@ -195,10 +197,10 @@ class Step:
             return {"drafted": drafts, "drafted_pos": pos}
 
         self.new(**self.both("_gather_draft_sampled_kernel", gathered))
-        for row in range(1, self.logits_count):  # let some drafts be right
-            if self.draw.random() < 0.5 and self.host["drafted"][row] >= 0:
+        for row in range(1, self.logits_count):  # let some drafts be right, and some places of none tempt
+            if self.draw.random() < 0.5:
                 for logits in (self.host["logits"], *[held["logits"] for held in self.held.values()]):
-                    logits[row - 1, int(self.host["drafted"][row])] = 9.0
+                    logits[row - 1, max(0, int(self.host["drafted"][row]))] = 19.0
         fp64 = self.draw.random() < 0.3
 
         def sampled(side: Slots) -> Tensors:
