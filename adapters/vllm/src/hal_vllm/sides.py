@@ -20,7 +20,7 @@ VOCABULARY = 197
 LETTERS = 4
 """Tokens that are drawn often, so that n-grams, drafts and bad words match."""
 Tensors = dict[str, torch.Tensor]
-ULP = {"gumbel": 2, "logprobs": 4, "fp64": 4}
+ULP = {"noise": 2, "logprobs": 4}
 """Outputs that may differ by so many steps of their format: a logarithm is the library's. All others are bytes."""
 
 

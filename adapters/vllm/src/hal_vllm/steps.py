@@ -210,6 +210,20 @@ class Step:
 
         self.both("_gumbel_sample_kernel", sampled)
 
+        def noise(side: Slots) -> Tensors:
+            """The noise itself: that of zeros, the greatest in each 16 tokens of four rows."""
+            t, rows, blocks = self.on(side), min(4, self.logits_count), -(-VOCABULARY // 16)
+            best = torch.zeros((rows, blocks), dtype=torch.float64 if fp64 else torch.float32, device=side.device)
+            where, zeros = torch.zeros_like(best, dtype=torch.int64), torch.zeros_like(t.logits[:rows])
+            to, cache = (where, blocks, best, blocks), (None, 0, 0, None, None, 0)
+            of = (zeros, zeros.stride(0), t.expanded[:rows], side.sampling.seeds.gpu, t.drafted_pos[:rows])
+            options = {"IS_DRAFTING": fp64, "APPLY_TEMPERATURE": True, "USE_FP64": fp64, "PER_TOKEN_COL": False}
+            launch = gumbel._gumbel_sample_kernel[(rows, blocks)]
+            launch(*to, *cache, *of, side.sampling.temperature.gpu, VOCABULARY, BLOCK_SIZE=16, **options)
+            return {"noise": best}
+
+        self.both("noise of _gumbel_sample_kernel", noise, ulp=ULP["noise"])
+
         def verified(side: Slots) -> Tensors:
             t, state = self.on(side), (side.sampling.temperature.gpu, side.sampling.seeds.gpu)
             steps = max(self.sizes["drafts"], 1)
