@@ -52,13 +52,16 @@ class Prepared:
     left: list[str] = field(default_factory=list)
 
     def install(self) -> str:
-        """Replace it all, and return the line for vLLM's log."""
+        """Replace it all, and return the line for vLLM's log.
+
+        :raises Unavailable: if vLLM's own way to register kernels fails; the worker must not go on then.
+        """
+        if self.overrides:
+            _install_kernels(self.overrides)
         if self.stage is not None:
             rename(self.own, self.classes)
             _flush_with_block_tables(self.stage)
             STAGES.append(self.stage)
-        if self.overrides:
-            _install_kernels(self.overrides)
         return self.summary()
 
     def summary(self) -> str:
