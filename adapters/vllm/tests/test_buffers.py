@@ -143,6 +143,14 @@ def test_the_first_rows_alone(made):
     assert lens.gpu.tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int16, torch.uint8])
+def test_rows_of_few_bytes(made, dtype):
+    flags = made["UvaBackedTensor"](3, dtype)
+    flags.np[2] = 1
+    flags.copy_to_uva()
+    assert flags.gpu.tolist() == [0, 0, 1]
+
+
 def test_several_applies_before_a_submission(made):
     lens = made["UvaBackedTensor"](4, torch.int32)
     for at in (3, 0):

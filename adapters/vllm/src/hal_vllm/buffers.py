@@ -148,8 +148,10 @@ class UvaBackedTensor:
         self._shown = self._gpu if n is None else self._gpu[:n]
         if now == self._sent:
             return
-        changed = np.flatnonzero(np.frombuffer(now, np.uint32) != np.frombuffer(self._sent, np.uint32))
-        low, high = int(changed[0]) * 4, int(changed[-1]) * 4 + 4
+        step = 4 if len(now) % 4 == 0 else 1
+        word = f"u{step}"
+        changed = np.flatnonzero(np.frombuffer(now, word) != np.frombuffer(self._sent, word))
+        low, high = int(changed[0]) * step, int(changed[-1] + 1) * step
         pending = self._place.rows
         if pending is not None:
             low, high = min(low, self._low), max(high, self._high)
