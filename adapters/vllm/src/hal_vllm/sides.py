@@ -21,8 +21,8 @@ LETTERS = 4
 """Tokens that are drawn often, so that n-grams, drafts and bad words match."""
 Tensors = dict[str, torch.Tensor]
 ULP = {"noise": 2, "logprobs": 8}
-"""Outputs that may differ by so many steps of their format, or of 1: a logarithm is the library's, and so is the order of
-a sum. All others are bytes."""
+"""Outputs that may differ by so many steps of their format, or of 1: a logarithm and the order of a sum are the
+library's. All others are bytes."""
 
 
 class Differs(AssertionError):
