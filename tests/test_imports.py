@@ -52,6 +52,7 @@ SOUND = {
     "hal_opencl/__init__.py": "",
     "hal_sim/__init__.py": "",
     "hal_torch_device/__init__.py": "",
+    "hal_vllm/__init__.py": "import hal\n",
     "hal_xpu/__init__.py": "from hal_paddle import StreamDevice\n",
 }
 CIRCLES, FACES, ONE_WAY = "No circles between", "The core is imported through", "Imports point one way"

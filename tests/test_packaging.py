@@ -25,6 +25,7 @@ DISTRIBUTIONS = {
     "paddle-hal-core": (ROOT / "core", "hal_core"),
     "paddle-hal-conformance": (ROOT / "conformance", "hal_conformance"),
     "paddle-hal-fastdeploy": (ROOT / "adapters/fastdeploy", "hal_fastdeploy"),
+    "paddle-hal-vllm": (ROOT / "adapters/vllm", "hal_vllm"),
     "paddle-hal-paddle": (ROOT / "plugins/paddle", "hal_paddle"),
     "paddle-hal-torch-device": (ROOT / "plugins/torch_device", "hal_torch_device"),
 }
@@ -103,6 +104,8 @@ def test_the_entry_points_are_there(wheels):
     assert wheels["paddle-hal"].points("hal.devices") == {}
     assert wheels["paddle-hal"].points("hal.commands").keys() == {"devices", "doctor", "conform", "new-plugin"}
     assert wheels["paddle-hal-engine"].points("hal.commands").keys() == {"run", "serve", "tail"}
+    assert wheels["paddle-hal-vllm"].points("hal.commands") == {"vllm": "hal_vllm.command"}
+    assert wheels["paddle-hal-vllm"].points("vllm.general_plugins") == {"hal": "hal_vllm.plugin:register"}
     assert wheels["paddle-hal-engine"].points("hal.runners") == {"paddle": "hal_paddle_runner:RUNNER"}
     assert wheels["paddle-hal-core"].points("hal.devices") == {"cpu": "hal_core.devices.cpu:CpuPlugin"}
     assert wheels["paddle-hal-core"].points("hal.priorities") == {"cpu": "priority_0"}

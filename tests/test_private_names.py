@@ -43,6 +43,7 @@ TAKEN = {
     "_copy_to": "paddle: a copy that does not wait, in the tests of its hazards",
     "_share_data_with": "paddle: a test gives a tensor other memory",
     "_clear_data": "paddle: a test frees a tensor's memory",
+    "_bad_words_token_ids": "vllm: bad words as tokens, which its public method makes of texts with a tokenizer",
     "torch.ops.aten._flash_attention_forward": "torch: packed sequences; the public function takes padded ones",
     "torch.cuda._sleep": "torch: a check keeps a stream busy",
     "_neg_view": "torch: a test makes a lazy tensor",

@@ -10,7 +10,7 @@ SIM = HALSIM_MODE=$(1) HALSIM_STAGED=0 $(3)python -m pytest -q --no-header -p no
 
 CONFORM := suite-jobs liars suite-kit suite-devices overlap kit-sim-lazy kit-cpu properties ray matrix
 NIGHTLY := mutants nightly-cpu nightly-sim-eager nightly-sim-worker nightly-sim-lazy kit-maca-over-sim kit-xpu-over-sim \
-	kit-xpu-over-cpu kit-cpu-older-paddle kit-sim-older-paddle
+	kit-xpu-over-cpu kit-cpu-older-paddle kit-sim-older-paddle vllm
 PYTHONS := python-3.11 python-3.12 python-3.13
 CI := $(CONFORM) no-compiler older-cpus $(PYTHONS)
 
@@ -41,6 +41,8 @@ kit-xpu-over-sim: ; $(PART) 'HAL_XPU_PLACE=sim $(BIN)hal conform xpu --profile d
 kit-xpu-over-cpu: ; $(PART) 'HAL_XPU_PLACE=cpu $(BIN)hal conform xpu --profile default'
 kit-cpu-older-paddle: ; $(PART) '.venv-older/bin/hal conform cpu --profile default'
 kit-sim-older-paddle: ; $(PART) '$(call SIM,2,default,.venv-older/bin/)'
+# The environment is made by the part (3.4 GB).
+vllm: ; $(PART) 'HAL_VLLM_COUNT=1000 make vllm'
 
 no-compiler: ; $(PART) '$(BIN)python tools/no_compiler.py'
 older-cpus: ; $(PART) '$(BIN)python tools/older_cpu.py'

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from typer._click import Context, Parameter
 
+    from hal.discovery import Entry
+
 COMMANDS = {
     "run": "generate text with a model",
     "serve": "serve a model over HTTP with OpenAI's routes",
@@ -31,7 +33,8 @@ COMMANDS = {
     "doctor": "check this machine and its plugins",
 }
 """Each command and its description. Its module is an entry point of the group ``hal.commands``: hal's own or the
-engine's. The module's function is ``command``, or ``run``, which gets all arguments."""
+engine's. The module's function is ``command``, or ``run``, which gets all arguments. Other distributions may add
+commands to the group: they are found by name, and not listed by ``hal -h``, which reads no metadata."""
 _OF_THE_ENGINE = {"run", "serve", "tail"}
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _AS_GIVEN: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}
@@ -79,6 +82,13 @@ class Tree(TyperGroup):
         sections = [("Commands", [*COMMANDS.items()]), ("Options", [*map(_row, self.get_params(ctx))])]
         return page(f"{ctx.command_path} [OPTIONS] COMMAND ...", about, sections, columns())
 
+    def get_command(self, ctx: Context, cmd_name: str) -> Any:  # noqa: ANN401 (typer's command, or None)
+        """Return a command: of the table, or of another distribution."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None and any(entry.name == cmd_name for entry in _entries()):
+            return _Lazy(cmd_name)
+        return found
+
 
 class _Lazy(TyperCommand):
     """Placeholder of a command until it is invoked."""
@@ -104,16 +114,21 @@ class _Lazy(TyperCommand):
 
 def _module(name: str) -> ModuleType:
     """Import a command's module. Raises :class:`hal_core.Unavailable` for one of the engine, where it is missing."""
-    if name not in _OF_THE_ENGINE:
+    if name in COMMANDS and name not in _OF_THE_ENGINE:
         return import_module(f".{name.replace('-', '_')}", __package__)
-    from hal.discovery import COMMANDS as GROUP
-    from hal.discovery import installed_in
-
-    for entry in installed_in(GROUP):
+    for entry in _entries():
         if entry.name == name:
             with signals.held():  # NumPy starts threads
                 return import_module(entry.target)
     raise engine_missing(f"hal {name}")
+
+
+def _entries() -> tuple[Entry, ...]:
+    """Return the entries of the group ``hal.commands``."""
+    from hal.discovery import COMMANDS as GROUP
+    from hal.discovery import installed_in
+
+    return installed_in(GROUP)
 
 
 def invoke(arguments: list[str]) -> None:

@@ -1,0 +1,74 @@
+"""What vLLM must look like: the classes, methods and kernels that hal stands in for, compared by inspection.
+
+Compared with vLLM 0.24.0 and 0.32.0 (2026-11-29). What looks otherwise is refused by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hal_core import Unavailable
+
+from .buffers import CLASSES
+from .settings import Settings
+
+TESTED = ("0.24.0", "0.32.0")
+OPTIONAL = {"FusedStagedWriter"}
+"""Classes that an earlier vLLM lacks."""
+CURE = "use vLLM 0.24 or 0.32, or set HAL_VLLM_UNTESTED=1 once hal vllm check finds the same bytes"
+
+
+def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's parameters, each with its default as text; without ``**``.
+
+    A kernel of Triton's has ``arg_names``, and a registered one in its place too.
+    """
+    inner = getattr(function, "fn", None) or getattr(function, "func", None) or function
+    found = inspect.signature(inner).parameters.values()
+    return tuple(
+        one.name if one.default is one.empty else f"{one.name}={one.default!r}"
+        for one in found
+        if one.kind is not one.VAR_KEYWORD
+    )
+
+
+def methods(cls: type[Any]) -> dict[str, tuple[str, ...]]:
+    """Return the public methods of a class and its ``__init__``, with their parameters."""
+    return {
+        name: parameters(function)
+        for name, function in vars(cls).items()
+        if inspect.isfunction(function) and (name == "__init__" or not name.startswith("_"))
+    }
+
+
+def differences_of_class(name: str, theirs: type[Any]) -> list[str]:
+    """Return what a class of vLLM's has that hal's does not stand in for, a line each."""
+    own, found = methods(CLASSES[name]), methods(theirs)
+    lines = [f"{name}.{method}: hal has none" for method in sorted(found.keys() - own.keys())]
+    lines += [f"{name}.{method}: vLLM has none" for method in sorted(own.keys() - found.keys())]
+    for method in sorted(own.keys() & found.keys()):
+        if own[method] != found[method]:
+            lines.append(f"{name}.{method}({', '.join(found[method])}): hal knows ({', '.join(own[method])})")
+    return lines
+
+
+def differences_of_function(name: str, theirs: Callable[..., Any], ours: Callable[..., Any]) -> list[str]:
+    """Return how the parameters of a kernel or method differ from those of hal's in its place, as a line or none."""
+    found, known = parameters(theirs), parameters(ours)
+    return [] if found == known else [f"{name}({', '.join(found)}): hal knows ({', '.join(known)})"]
+
+
+def check_known(lines: list[str], settings: Settings, version: str) -> None:
+    """Raise :class:`Unavailable` for differences, unless ``HAL_VLLM_UNTESTED=1``."""
+    if lines and not settings.untested:
+        raise Unavailable(f"vLLM {version} differs from what hal stands in for: {'; '.join(lines)}", cure=CURE)
+
+
+def check_unreplaced(owner: str, names: Mapping[str, Any]) -> None:
+    """Raise :class:`Unavailable` if one of a module's classes was made elsewhere: another plugin replaced it."""
+    for name, found in names.items():
+        if found.__module__ != owner:
+            what = f"{owner}.{name} is {found.__module__}.{found.__qualname__} already"
+            raise Unavailable(what, cure="let one plugin replace it: set VLLM_PLUGINS, or HAL_VLLM=off")
