@@ -107,7 +107,7 @@ class TorchCpu(TorchPlugin):
 
     name = "torch_cpu"
     kind = "cpu"
-    cure = "pip install torch"
+    cure = "install torch"
 
 
 class TorchCuda(TorchPlugin):
