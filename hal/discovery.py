@@ -40,7 +40,8 @@ SPECULATE = "--speculate"
 RUNNERS = "hal.runners"
 RUNNER = "--runner"
 AUTOMATIC = "hal.automatic"
-#: Commands, by name: modules with a function ``command`` (:mod:`hal.cli.tree`).
+#: Commands, by name: modules with a function ``command`` for typer, or with ``run(arguments)`` and ``TYPED``, inner
+#: argument names to options (:mod:`hal.cli.tree`).
 COMMANDS = "hal.commands"
 #: Transports, by the scheme of their urls (:mod:`hal_engine.transport.loading`).
 TRANSPORTS = "hal.transports"

@@ -36,7 +36,7 @@ def open_device(
     :param require: required capabilities (:meth:`hal_core.contract.capabilities.Capabilities.check`), for example
         ``{"async_set_value": "async"}``; refused here rather than slowed silently (G7).
     :param options: passed to the plugin unchanged.
-    :param among: the ranks on this host. Each opens a device of its own, counted from ``index``.
+    :param among: this rank's place among those on this host. Each opens a device of its own, counted from ``index``.
 
     Observers that ``HAL_OBSERVERS`` names see every hook call of the device (:mod:`hal.observing`).
 

@@ -165,10 +165,10 @@ class Aborting:
 class Text:
     """A stand-in for an answer's text."""
 
-    text, settled = "tokens", 6
+    text, settled, has_stops = "tokens", 6, False
 
-    def push(self, token):
-        return False
+    def add(self, tokens):
+        return ""
 
     def take(self):
         return ""

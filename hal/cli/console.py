@@ -97,8 +97,7 @@ class Output:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Output]:
-    """Yield a watched standard output; streams that are closed get a stand-in meanwhile, on the numbers of
-    :func:`occupy`.
+    """Yield a watched standard output; streams that are closed get a stand-in, on the numbers of :func:`occupy`.
 
     Output to a closed standard error is discarded. Output to a closed standard output fails, as on a full disk.
     """
@@ -124,6 +123,7 @@ def occupy() -> None:
 
     Otherwise a file or pipe opened later would get that number and receive the stream's output.
     """
+    # Standard output read-only: writes to it fail, as on a full disk.
     for number, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)

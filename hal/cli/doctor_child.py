@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from hal_core import BoundDevice
 
 Tell = Callable[..., None]
-"""Called with the next stage, and with the findings of the last one."""
+"""Called with the stage that begins, "" when the check is over, and the findings of the last one: a child that dies
+leaves the stage in which it died."""
 SELECTION = "selection"
 """The first argument where no plugin is checked, but the choice without a name."""
 PLUGIN = "plugin"

@@ -241,7 +241,8 @@ def held() -> Iterator[None]:
     """Enclose Paddle's import, which sets a handler that dumps a stack at SIGTERM, and any start of threads before it.
 
     Inside, every thread but one blocks SIGTERM, and that one has ours called in the main thread; at the end ours is set
-    again. Processes that are started inside block SIGTERM too."""
+    again. SIGURG, which does nothing, wakes the main thread from what it waits for. Processes that are started inside
+    block SIGTERM too."""
     if _watch.writing < 0 or threading.current_thread() is not threading.main_thread():
         yield
         return

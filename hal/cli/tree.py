@@ -32,9 +32,10 @@ COMMANDS = {
     "new-plugin": "make a package for a device of your own",
     "doctor": "check this machine and its plugins",
 }
-"""Each command and its description. Its module is an entry point of the group ``hal.commands``: hal's own or the
-engine's. The module's function is ``command``, or ``run``, which gets all arguments. Other distributions may add
-commands to the group: they are found by name, and not listed by ``hal -h``, which reads no metadata."""
+"""Each command and its description. Its module is an entry point of the group ``hal.commands``; hal's own are imported
+by name. The module's function is ``command``, or ``run``, which gets all arguments, beside a table ``TYPED``. Other
+distributions may add commands to the group: they are found by name, and not listed by ``hal -h``, which reads no
+metadata."""
 _OF_THE_ENGINE = {"run", "serve", "tail"}
 _HELP: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 _AS_GIVEN: dict[str, Any] = {"help_option_names": [], "allow_extra_args": True, "ignore_unknown_options": True}

@@ -96,7 +96,7 @@ class ContractMismatch(PluginError):
 
 
 class CapabilityMissing(HalError, RuntimeError):
-    """``require=`` named a capability that the device lacks; no device was opened."""
+    """The device lacks a capability that ``require=`` or a call needs; one opened for ``require=`` is closed again."""
 
 
 class DeviceClosed(HalError, RuntimeError):
@@ -108,7 +108,8 @@ class StateUnusable(HalError, RuntimeError):
 
 
 class OutOfMemory(HalError, MemoryError):
-    """The device or the staging ring has no room left; no part of the work was queued."""
+    """The device or the staging ring has no room left, or a wait for room, an upload or a busy stream reached its
+    deadline; no part of the work was queued."""
 
 
 class TicketTimeout(HalError, TimeoutError):

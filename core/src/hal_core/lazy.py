@@ -1,4 +1,4 @@
-"""Packages that re-export names of their modules and load each module on first use.
+"""Faces: packages that re-export names of their modules and load each module on first use.
 
 ``tools/faces.py`` writes ``__init__.pyi`` for type checkers from the same table. Listing devices therefore imports
 neither NumPy nor a framework, and ``import hal_core`` is cheap.

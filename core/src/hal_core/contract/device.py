@@ -130,7 +130,7 @@ class Device(Hooks, Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """Seconds that a call waits for the device at most, before it raises; None for one that no call waits for."""
+        """Seconds that a call waits for the device at most, before it raises; None if no call ever waits for it."""
 
     def allocate(self, nbytes: int) -> Memory:
         """Allocate device memory, at least 64-byte aligned; its contents are undefined."""

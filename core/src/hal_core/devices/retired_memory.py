@@ -17,7 +17,7 @@ LOOKS = 4
 
 
 class Retired:
-    """Unreferenced memory kept until in-flight work finishes.
+    """Releases of unreferenced memory, streams and tensors' owners, postponed until in-flight work finishes.
 
     Finalizers fill it, in any thread and at any point, so adding makes no calls. The device's thread empties it when it
     creates or closes something.

@@ -27,7 +27,7 @@ ALIGNMENT = 256
 THINNED = 64
 """Entries that are checked together once twice as many have accumulated."""
 CALM = 1024
-"""After so many spans that would all have fitted the first segment, the ring releases the memory it grew by."""
+"""After so many spans of at most half of the first segment, the ring releases the memory it grew by."""
 
 
 class Block(Protocol):

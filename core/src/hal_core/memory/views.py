@@ -62,7 +62,8 @@ class View:
 
     ``offset`` and ``strides`` are bytes (strides may be negative), ``shape`` elements. ``state.view(name)`` and
     ``device.resolve(tensor)`` create views, and they are sliced as NumPy's are, by whole numbers and slices. ``host``
-    caches the NumPy view of memory that the host may touch (the cpu device).
+    caches the NumPy view of memory that the host may touch (the cpu device). ``owner``: the state whose field it is, if
+    any: its writes wait for the state's readers.
     """
 
     __slots__ = ("_collapsed", "_known_apart", "dtype", "host", "memory", "offset", "owner", "shape", "strides")

@@ -40,8 +40,8 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
     strange = _strange_tokens(columns, snapshot, counts, bad)
     errors = strange | dict(step.errors) | dict(step.late_errors() if step.late_errors is not None else {})
     for slot, message in (*errors.items(), *step.recovered.items()):
-        for row in np.flatnonzero(order == slot).tolist():
-            bad[row] = message
+        for batch_id in np.flatnonzero(order == slot).tolist():
+            bad[batch_id] = message
     wrong = np.zeros(len(order), np.bool_)
     wrong[list(bad)] = True
     counts = np.where(wrong, 0, counts).astype(np.int32)
@@ -69,10 +69,10 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
             rows["status"][row] = gone
             rows["finish"][row] = FinishReason.ABORT if gone is SlotStatus.ABORTED else FinishReason.NONE
             messages.pop(row, None)
-    snapshot.failed.update({int(order[row]): int(snapshot.admission_ids[row]) for row in bad if order[row] in strange})
+    snapshot.failed.update({int(order[at]): int(snapshot.admission_ids[at]) for at in bad if order[at] in strange})
     record = OutputRecord(snapshot.step.number, names, messages=messages, **rows, **parts)
     explained = errors.keys() | step.recovered.keys()
-    violations = [text for row, text in bad.items() if int(order[row]) not in explained]
+    violations = [text for at, text in bad.items() if int(order[at]) not in explained]
     return record, batch_ids, _violation(violations, snapshot) if violations else None
 
 
@@ -153,7 +153,7 @@ def _token_parts(
         columns_of = snapshot.step.logprobs + 1
         chosen = np.arange(width) < counts[:, None]
         for name, target in (("topk_token_ids", "logprob_token_ids"), ("topk_logprobs", "logprobs")):
-            alternatives = columns[name].reshape(len(columns[name]), width, snapshot.top_k + 1)
+            alternatives = columns[name].reshape(len(columns[name]), width, snapshot.max_logprobs + 1)
             parts[target] = np.ascontiguousarray(alternatives[order][chosen][:, :columns_of])
         parts["logprob_token_ids"] = narrowed(parts["logprob_token_ids"])  # half the bytes from here to the engine
         parts["ranks"] = columns["topk_ranks"][order][chosen]

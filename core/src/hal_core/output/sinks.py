@@ -1,7 +1,8 @@
 """The contract between the save_output policy and a transport, and a sink in memory.
 
-The policy makes a :class:`PendingOutput` for each step and puts it into a :class:`Sink`, which then owns it. The sink
-resolves outputs in order on a thread of its own, encodes each record, queues it for the wire and completes the output.
+A device's ``save_output`` makes a :class:`PendingOutput` for each step; the policy puts it into the worker's
+:class:`Sink`, which then owns it. The sink resolves outputs in order on a thread of its own, encodes each record,
+queues it for the wire and completes the output.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ log = logging.getLogger("hal")
 
 
 class PendingOutput(Protocol):
-    """One step's output on its way to the host. Made by the policy, owned by the sink once ``put`` has taken it.
+    """One step's output on its way to the host. Made by the device's ``save_output``, owned by the sink once
+    ``put`` has taken it.
 
     It may have further members, and the outputs of the hooks have them:
 

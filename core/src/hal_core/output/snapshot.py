@@ -29,7 +29,7 @@ class OutputSnapshot(NamedTuple):
     aborted: dict[int, tuple[int, str]]
     max_accept: int
     max_draft_tokens: int
-    top_k: int
+    max_logprobs: int
     token_limit: int
     failed: dict[int, int]
     """The state's own dictionary, current when the record is built, which adds to it; see

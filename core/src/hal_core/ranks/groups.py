@@ -113,6 +113,7 @@ def open_groups(
             for ranks in mine:
                 if (backend, ranks) in _open:
                     _open.pop((backend, ranks)).close()
+            # hal's own library needs connections of its own for collectives, besides the watchdog's
             links = listener.meet(job.rank, mine * (1 if make else 2), endpoints, timeout)
             for at, ranks in enumerate(mine):
                 if make is None:

@@ -113,7 +113,7 @@ def join_job(timeout: float | None = None) -> Job:
     """Join the job that the environment describes, and return it once all its ranks have come. Idempotent.
 
     ``timeout``: seconds that the first rank may take to listen; by default ``TIMEOUTS.collective``. From then on the
-    ranks may take ``TIMEOUTS.starting``, or as long as that.
+    ranks may take ``TIMEOUTS.starting``, or ``timeout`` if that is longer.
     """
     global _joined
     timeout = TIMEOUTS.collective if timeout is None else timeout

@@ -79,7 +79,7 @@ class BoundDevice:
         self._tickets = OpenTickets(self._observers)
         self._streams: set[type] = {NoStream}  # classes without a pool, already checked to be streams
         self._pooled: type[Any] = NoneSeen  # the class of streams with the pool of this device
-        self._pool = getattr(device, "stream_pool", None)
+        self._pool = getattr(device, "stream_pool", None)  # what this device's own streams carry as ``pool``
         _open.add(self)
 
     @property
@@ -99,7 +99,7 @@ class BoundDevice:
 
     @property
     def deadline(self) -> float | None:
-        """Seconds that a call waits for the device at most, before it raises; None for one that no call waits for."""
+        """Seconds that a call waits for the device at most, before it raises; None if no call ever waits for it."""
         return self.device.deadline
 
     def counters(self) -> Counters:
@@ -168,7 +168,8 @@ class BoundDevice:
         return self._call("insert_tasks", stream, act, (self.device, self._hooks, state, tasks, stream))
 
     def open_group(self, *, state: SlotState, group: Group) -> None:
-        """Compare a state on all ranks of a group (G14), which its first broadcast does otherwise.
+        """Compare a state's configuration (sizes, slot table, layout, version) on all ranks of a group (G14), which its
+        first broadcast does otherwise.
 
         Every rank of the group calls it, and waits for the other ranks.
 

@@ -174,7 +174,7 @@ class Policy:
             self._open_group(device, state, group)
 
     def _open_group(self, device: Device, state: SlotState, group: Group) -> BroadcastChannel:
-        """Compare the state on all ranks of the group, before its first broadcast (G14)."""
+        """Compare the state's configuration on all ranks of the group, before its first broadcast (G14)."""
         _check_state(device, state)
         channel = BroadcastChannel(device, state, group, device.communicator(group))
         state.channels[group.ranks] = channel

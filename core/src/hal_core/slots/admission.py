@@ -70,7 +70,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, eq=False, weakref=True):
     - ``config_key``: the sizes it was checked against (``StateLayout.config_key``).
     - ``packed``: its :data:`hal_core.slots.layout.REQUEST_ROW` and record (``StateLayout.admission_dtype``), as bytes;
       values that depend on the moment of insertion (lengths, blocks, drafts) are set then.
-    - ``lists``: the bytes of the first three of them: bad words, lengths of stop sequences, stop sequences.
+    - ``lists``: the bytes of the first three of ``ROW_FIELDS``: bad words, lengths of stop sequences, stop sequences.
     - ``companions``: the same request packed for each companion of the state with fields of its own.
     """
 

@@ -30,8 +30,8 @@ from .sampling_params import SamplingParams, check_number
 FEW = 6
 """Up to so many requests are admitted one by one, which is quicker."""
 MOST_IDS = 131072
-"""Token ids of a part, at most or with its last request: joining a megabyte gives up the interpreter's lock, and a busy
-thread then keeps it; native code keeps it."""
+"""Token ids of a part: it ends at the request with which it would have more, unless that is its first. Joining a
+megabyte gives up the interpreter's lock, and a busy thread then keeps it; native code keeps it."""
 TOKENS = ADMISSION_ID - 1
 """Column of a request's row (``REQUEST_ROW``) with the number of its tokens, after those of its lists."""
 Ids = np.ndarray[Any, Any]
@@ -111,8 +111,8 @@ def _alone(request: Request, admit: Alone) -> Admitted:
 def _columns(
     requests: Sequence[Request], layout: StateLayout, limit: int, native: NativeColumns | None
 ) -> Iterator[tuple[Sequence[int], _Columns]]:
-    """Find the requests that can be packed together, new ones whose parameters, lengths and ids fit, in parts that keep
-    the interpreter's lock; of each part, which they are."""
+    """Yield, part by part, the indices and the columns of the requests that can be packed together: new ones whose
+    parameters, lengths and ids fit. A part keeps the interpreter's lock."""
     begin, longest = 0, layout.sizes.max_model_len
     while begin < len(requests):
         part = requests[begin : begin + AT_ONCE]

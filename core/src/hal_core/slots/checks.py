@@ -115,7 +115,7 @@ def _extents(host_table: HostSlotTable, row: Row, traits: int) -> list[str]:
         needed = total
         texts += _continuing(row, sizes)
     elif row.first_token != -1:
-        texts.append(f"first token {row.first_token}, which only a handoff has")
+        texts.append(f"first token {row.first_token}, which only a REMOTE_PREFILL has")
     if needed > count * sizes.block_size:
         texts.append(f"{needed} tokens need {-(-needed // sizes.block_size)} blocks, but the task has {count}")
     if row.drafts:
@@ -133,12 +133,12 @@ def _continuing(row: Row, sizes: StateConfig) -> list[str]:
     if row.start != request.total:
         texts.append(
             f"keys and values of {row.start} of its {request.total} tokens are declared present; "
-            f"bring its blocks over first, then give start={request.total}"
+            f"bring its blocks over first, then give num_computed_tokens={request.total}"
         )
     if request.role is SplitRole.PREFILL:
         texts.append("its role is PREFILL, which stops at the first token; hand it over as DECODE")
     if row.first_token < 0:
-        texts.append("a handoff needs the first token")
+        texts.append("a REMOTE_PREFILL needs the first token")
     if request.total + 1 >= sizes.max_model_len or request.generated + 1 >= request.params.max_tokens:
         texts.append("the request has ended with its first token; no token is left to decode")
     return texts

@@ -120,7 +120,8 @@ class Field:
     """One field: ``width`` names an entry of :meth:`StateConfig.width`; ``reset`` is the stored value of an empty slot.
 
     ``record`` fields are part of a request's packed record, made at admission. The others are rows that a plan writes
-    up to the request's own length and resets up to the length written before (G11), or are written only by the step.
+    up to the request's own length and resets up to the length written before (G11), or are written only by the step, or
+    by insertion and clean-up (``CLEANUP_FIELDS``).
     ``param`` names the sampling parameter that admission copies into a record field, if any. ``source`` and ``kept``
     belong to declared fields (:class:`hal_core.slots.declared.StateField`).
     """
@@ -165,7 +166,7 @@ _OUT = "output_topk output step_input"
 _STEP = "step_input"
 
 STATE_TABLE: tuple[Field, ...] = (
-    # Alternatives of each accepted token, column 0 the sampled one: [max_accept, top_k + 1] a slot.
+    # Alternatives of each accepted token, column 0 the sampled one: [max_accept, max_logprobs + 1] a slot.
     _field("topk_token_ids", "int64", "topk", -1, _TOPK, record=False),
     _field("topk_logprobs", "float32", "topk", 0.0, _TOPK, record=False),
     _field("topk_ranks", "int32", "max_accept", 0, _TOPK, record=False),

@@ -89,7 +89,7 @@ class HostSlotTable:
                 self._stay(slot, count, length if trait & FEEDS else 0)
 
     def _enter(self, slot: int, request: AdmittedRequest, end: int, count: int, *, given: bool) -> None:
-        """Book a request that enters a slot, with its tokens prefilled to ``end``; ``given``: its first token is."""
+        """Book a request that enters a slot, with its tokens prefilled to ``end``; ``given``: with its first token."""
         bad, stop_lengths, stops, _, tokens = request.row_lengths
         if given:  # after all of its tokens
             end, tokens = tokens, tokens + 1

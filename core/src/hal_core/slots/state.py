@@ -45,7 +45,7 @@ class StateDevice(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """Seconds that a call waits for the device at most; None for one that no call waits for."""
+        """Seconds that a call waits for the device at most; None if no call ever waits for the device."""
 
     def allocate(self, nbytes: int) -> Memory:
         """Allocate device memory, at least 64-byte aligned; its contents are undefined."""

@@ -44,8 +44,8 @@ TRAITS: dict[int, int] = {
     TaskKind.PREEMPTED: LEAVES,
     TaskKind.ABORTED: LEAVES,
 }
-"""Checks, plans and booking read a kind's traits, and native code has the same table. Only the record's status tells
-PREEMPTED and ABORTED apart."""
+"""Checks, plans and booking read a kind's traits, and native code has the same table. PREEMPTED and
+ABORTED have equal traits: code that tells them apart reads the kind."""
 ENTERING = tuple(kind for kind in TaskKind if TRAITS[kind] & ENTERS)
 LEAVING = tuple(kind for kind in TaskKind if TRAITS[kind] & LEAVES)
 FEEDING = tuple(kind for kind in TaskKind if TRAITS[kind] & FEEDS)
@@ -57,7 +57,7 @@ class Task(msgspec.Struct, frozen=True):
     - ``request``: needed by every kind; for a leaving request, the one that the caller expects in the slot.
     - ``num_computed_tokens``: its tokens whose KV is in the cache before the next step (PREFILL with a cached prefix,
       PREFILL_CHUNK). For a REMOTE_PREFILL that is ``request.total``, by which the caller declares that the blocks are
-      present. Without it the handoff is refused, as the request would continue from undefined blocks.
+      present. Without it the REMOTE_PREFILL is refused, as the request would continue from undefined blocks.
     - ``num_scheduled_tokens``: tokens that the next step feeds (PREFILL, PREFILL_CHUNK).
     - ``blocks``: physical KV block ids for the block table, starting at entry ``first_block``.
     - ``first_token``, ``drafts``: sampled by the prefill node (REMOTE_PREFILL); other kinds have none.
