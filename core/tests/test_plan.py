@@ -9,7 +9,7 @@ import pytest
 from hal_core import StateConfig
 from hal_core.devices.cpu import CpuPlugin
 from hal_core.devices.cpu.device import CpuDevice
-from hal_core.devices.cpu.memory import CYCLE, HostMemory
+from hal_core.devices.cpu.memory import FILL_BYTES, HostMemory
 from hal_core.errors import InvalidValue
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.plan import SCATTER_MAP, WRITE, PlanBuilder, Records, WritePlan, apply_to_host
@@ -241,14 +241,14 @@ def test_the_cpu_device_spreads_records_over_gaps_one_count_a_plan():
 
 
 def test_fills_of_the_cpu_device_that_are_longer_than_a_cycle():
-    nbytes = 3 * CYCLE
+    nbytes = 3 * FILL_BYTES
     memory, expected = HostMemory.allocate(None, nbytes), np.zeros(nbytes, np.uint8)
     memory.buffer[:] = 0
     builder = PlanBuilder(memory)
-    builder.fill(np.array([3], np.int64), 2 * CYCLE + 5, np.uint8(7))
-    builder.fill(np.array([2 * CYCLE + 8], np.int64), CYCLE - 16, np.uint64(0x0102_0304_0506_0708))
+    builder.fill(np.array([3], np.int64), 2 * FILL_BYTES + 5, np.uint8(7))
+    builder.fill(np.array([2 * FILL_BYTES + 8], np.int64), FILL_BYTES - 16, np.uint64(0x0102_0304_0506_0708))
     plan = builder.build()
     memory.write(plan.writes, plan.payload)
     apply_to_host(plan, expected)
     assert memory.buffer.tobytes() == expected.tobytes()
-    assert memory.buffer[[2, 3, 2 * CYCLE + 7]].tolist() == [0, 7, 7]
+    assert memory.buffer[[2, 3, 2 * FILL_BYTES + 7]].tolist() == [0, 7, 7]

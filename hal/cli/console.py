@@ -200,7 +200,7 @@ _writer: _Writer | None = None
 
 
 @contextlib.contextmanager
-def behind(seconds: float) -> Iterator[None]:
+def lines_by_thread(seconds: float) -> Iterator[None]:
     """Inside, lines are written by a thread, so that :func:`say` never waits for the reader of standard error.
 
     At the end what is left has ``seconds``; if nobody reads it, further lines are counted and none is waited for."""
@@ -215,8 +215,8 @@ def behind(seconds: float) -> Iterator[None]:
             _writer = None
 
 
-def written(seconds: float) -> bool:
-    """Wait until the lines of :func:`behind` are written; return whether they are within the seconds."""
+def lines_are_written(seconds: float) -> bool:
+    """Wait until the lines of :func:`lines_by_thread` are written; return whether they are within the seconds."""
     return _writer is None or _writer.wait(seconds)
 
 

@@ -187,7 +187,7 @@ def test_g16_a_rank_that_never_comes_is_missed_though_the_call_ended_here(meet, 
         clock.advance(0.6)
         until(lambda: all(map(heard, dogs)))
     assert aborted[0].wait(GENEROUS)
-    assert dogs[0].missed == 2, dogs[0].reason  # by its own finding, or by its peers' reports
+    assert dogs[0].rank_at_fault == 2, dogs[0].reason  # by its own finding, or by its peers' reports
     with pytest.raises(GroupLost, match=r"\[2\] did not come|because of rank 2"):
         dogs[0].begin()
 
@@ -215,7 +215,7 @@ def test_g16_who_came_and_is_silent_now_is_not_blamed_for_who_never_came(meet, c
     for _ in range(5):
         clock.advance(0.6)
     assert aborted[0].wait(GENEROUS)
-    assert dogs[0].missed == 2, dogs[0].reason
+    assert dogs[0].rank_at_fault == 2, dogs[0].reason
 
 
 def test_g16_a_stopped_rank_is_missed_though_every_call_ended_here(meet, clock):

@@ -34,7 +34,7 @@ class EventPool:
 
     def record(self, stream: AsyncStream) -> RecordedEvent:
         """Return an event after all work that is now on ``stream``."""
-        free = self.free
+        free = self.free  # the newest is in the processor's caches; take() needs the one that has passed soonest
         event = RecordedEvent(self, free.pop(), stream.stream_key) if free and self._rerecords else self.take(stream)
         self._record(event.raw, stream.raw)
         return event

@@ -25,7 +25,7 @@ class Offer:
     handover: Handover | None = None
     since: float = 0.0
     """When its last part was given here."""
-    is_sealed: bool = False
+    seal_sent: bool = False
     """Whether the seal was given to the wire."""
 
 
@@ -69,7 +69,7 @@ class Peer:
                 if isinstance(message, Blocks):
                     offer.pieces.popleft()
                 else:
-                    offer.is_sealed = True
+                    offer.seal_sent = True
         while self._withdrawn:
             key = self._withdrawn[0]
             if not self._wire.send(self.to.session, *pack(End(key.request_id, key.attempt, "cancelled", ""))):
@@ -84,7 +84,7 @@ class Peer:
             crcs = [crc_of(row.data) for row in rows]
             offer.crcs |= {first + row: crc for row, crc in enumerate(crcs)}
             yield Blocks(key.request_id, key.attempt, first, self._digest, crcs), rows.reshape(-1).data
-        if (last := offer.handover) is not None and not offer.is_sealed:
+        if (last := offer.handover) is not None and not offer.seal_sent:
             digest, drafts = digest_of(offer.crcs, last), list(last.drafts)
             numbers = last.blocks, last.tokens, last.first_token
             yield Seal(key.request_id, key.attempt, *numbers, drafts, last.state, digest), b""

@@ -57,7 +57,9 @@ class BlockTransfer:
         self._promises = Promises(cache, self._digest)
         self._peers: dict[int, Peer] = {}
         self._events: list[HandoverEvent] = []
-        self._sent: OrderedDict[HandoverKey, None] = OrderedDict()  # keys that have ended on the sending side here
+        self._ended_offers: OrderedDict[HandoverKey, None] = (
+            OrderedDict()
+        )  # keys that have ended on the sending side here
         self._last_receive = clock()
         self._closed = False
 
@@ -178,7 +180,7 @@ class BlockTransfer:
     def _peer(self, key: HandoverKey, to: Description) -> Peer:
         """Return the connected peer, after all checks that must precede sending (G31)."""
         check_facts(self._facts, to.facts, to.url, "to")
-        if key in self._sent:
+        if key in self._ended_offers:
             raise InvalidValue(f"{key} has ended here", cure="raise the attempt for each try", argument="key")
         if any(key in peer.offers for session, peer in self._peers.items() if session != to.session):
             raise InvalidValue(
@@ -200,9 +202,9 @@ class BlockTransfer:
     def _end_offer(self, event: HandoverEvent, *keys: HandoverKey) -> None:
         self._events.append(event)
         for key in keys:
-            self._sent[key] = None
-        while len(self._sent) > KEPT:
-            self._sent.popitem(last=False)
+            self._ended_offers[key] = None
+        while len(self._ended_offers) > KEPT:
+            self._ended_offers.popitem(last=False)
 
     # Time --------------------------------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class Watchdog:
     def __init__(self, me: int, peers: Mapping[int, socket.socket], timeout: float, abort: Callable[[], None]) -> None:
         self.me, self.timeout, self.calls = me, timeout, 0
         self.reason = ""
-        self.missed = -1  # the rank that caused the group to be given up
+        self.rank_at_fault = -1  # the rank that caused the group to be given up
         self._abort, self._peers = abort, dict(peers)
         self._since = 0.0  # when the oldest running call began; 0: no call is running
         self._ended = 0  # the last call that ended
@@ -104,7 +104,7 @@ class Watchdog:
             cure="its ranks no longer agree: end all of them and start them again",
             argument="group",
         )
-        error.rank = self.missed
+        error.rank = self.rank_at_fault
         return error
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class Watchdog:
         """Give the group up for good. The connections stay open until :meth:`close`, so that the message arrives."""
         if self._over.is_set():
             return
-        self.missed, self.reason = about, reason
+        self.rank_at_fault, self.reason = about, reason
         try:
             self._notify(Kind.LOST, about, self.calls)
             self._abort()

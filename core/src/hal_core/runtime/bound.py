@@ -330,7 +330,7 @@ class BoundDevice:
     def _begin(self) -> None:
         if self._refusal:
             raise DeviceClosed(self._refusal, cure="open a device in this process", device=self.name)
-        if self._tickets.watched:
+        if self._tickets.for_observers:
             self._tickets.report_ends()
         if self._tickets.pending:
             raise_unseen(self._tickets.unseen())
@@ -338,7 +338,7 @@ class BoundDevice:
     def _call(self, name: str, stream: Unchecked, act: Callable[[*Given], T], arguments: tuple[*Given]) -> T:
         """Run a call: check for closing, earlier errors and the stream, run the policy, and complete errors."""
         tickets = self._tickets
-        if tickets.pending or self._refusal or tickets.watched:
+        if tickets.pending or self._refusal or tickets.for_observers:
             self._begin()
         if (type(stream) is not self._pooled or stream.pool is not self._pool) and type(stream) not in self._streams:
             arguments = self._with_stream(stream, name, arguments)

@@ -17,17 +17,17 @@ _kinds: set[type] = set()
 class OpenTickets:
     """Pending tickets whose errors or completion must still be reported.
 
-    ``pending``: tickets whose errors may never be waited for, by their ``order``, or by themselves. ``watched``:
+    ``pending``: tickets whose errors may never be waited for, by their ``order``, or by themselves. ``for_observers``:
     tickets whose ends observers want, with the names of their hooks. Both are usually empty.
     """
 
-    __slots__ = ("_observers", "_reporting", "pending", "watched")
+    __slots__ = ("_observers", "_reporting", "for_observers", "pending")
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
         self._reporting = Lock()
         self.pending: dict[object, deque[Ticket]] = {}
-        self.watched: list[tuple[str, Ticket]] = []
+        self.for_observers: list[tuple[str, Ticket]] = []
 
     def track(self, hook: str, ticket: Any) -> None:  # noqa: ANN401 (what any call returns)
         """Track the result of a call if it is a ticket whose end must be reported."""
@@ -42,14 +42,14 @@ class OpenTickets:
         if ticket is DONE:
             self._observers.end(hook, ticket)
         else:
-            self.watched.append((hook, ticket))
+            self.for_observers.append((hook, ticket))
             ticket.call_at_end(self.report_ends)
 
     def report_ends(self, _: Ticket | None = None) -> None:
         """Report ended tickets to observers, each once; from any thread."""
         with self._reporting:
-            ended = [entry for entry in self.watched if entry[1].done()]
-            self.watched = [entry for entry in self.watched if entry not in ended]
+            ended = [entry for entry in self.for_observers if entry[1].done()]
+            self.for_observers = [entry for entry in self.for_observers if entry not in ended]
         for hook, ticket in ended:
             self._observers.end(hook, ticket)
 

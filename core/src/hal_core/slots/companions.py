@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..errors import InvalidValue
 from .declared import Companion, StateField, table_with
 from .fields import StateConfig
-from .state import SlotState, check_sizes, placed
+from .state import SlotState, check_sizes, checked_layout
 from .tasks import ENTERING, LEAVING, TaskBatch
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def open_states(
         names = [name, *[one.name for one in own]]
         raise InvalidValue(f"{names} contain a name twice", cure="give each its own name", argument="companions")
     tables = [table, *[table_with(sizes, one.fields, stepped=False) for one in own]]
-    ends = [*accumulate([placed(sizes, one).nbytes for one in tables])]
+    ends = [*accumulate([checked_layout(sizes, one).nbytes for one in tables])]
     memory = device.allocate(ends[-1])
     target = SlotState(device, sizes, name=name, table=table, room=(memory, 0))
     target.companions = tuple(

@@ -118,7 +118,7 @@ def _enter(state: SlotState, writes: _Writes, tasks: TaskBatch, entering: list[i
     parts[BLOCKS] = blocks
     parts[TOKENS] = _continue(records, tasks, entering, parts[TOKENS])
     written = state.host_table.row_lengths[:, slots].tolist()
-    for (base, stride, size, cycle), pieces, lengths in zip(state.rows, parts, written, strict=True):
+    for (base, stride, size, cycle), pieces, lengths in zip(state.row_geometry, parts, written, strict=True):
         if not any(pieces) and not any(lengths):
             continue
         for slot, piece, length in zip(chosen["slots"], pieces, lengths, strict=True):

@@ -117,7 +117,7 @@ class SlotState:
         if not isinstance(name, str) or not name:
             raise InvalidValue(f"name = {name!r}", cure="give the state the name that steps will use", argument="name")
         self.name, self.sizes, self.device = name, sizes, device
-        self.layout = placed(sizes, table, 0 if room is None else room[1])
+        self.layout = checked_layout(sizes, table, 0 if room is None else room[1])
         self.speculative = sizes.max_draft_tokens > 0
         # First, so that sizes that are too large fail here.
         self.memory = device.allocate(self.layout.nbytes) if room is None else room[0]
@@ -134,7 +134,7 @@ class SlotState:
         self.channels: dict[tuple[int, ...], Any] = {}  # see hal_core.ranks.channel.channel_of
         self._readers: list[tuple[Event, Ints | None]] = []
         self.scatter_map = self._make_scatter_map()
-        self.rows = geometry_of_rows(self.layout)
+        self.row_geometry = geometry_of_rows(self.layout)
         device.register_state(self)
         device.submit(self.reset_plan(), device.default_stream).wait(device.deadline)
         part = self.output_range(topk=False)
@@ -346,7 +346,7 @@ def check_sizes(sizes: StateConfig) -> None:
         )
 
 
-def placed(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int = 0) -> StateLayout:
+def checked_layout(sizes: StateConfig, table: Sequence[Field] = STATE_TABLE, begin: int = 0) -> StateLayout:
     """Return the layout. Raises :class:`InvalidValue` for sizes that fit no machine, before allocating memory."""
     check_sizes(sizes)
     layout = lay_out(sizes, table, begin)

@@ -155,7 +155,7 @@ class TaskBatch:
         return found
 
     @property
-    def request_row(self) -> Int64s:
+    def request_rows(self) -> Int64s:
         """``rows`` as a matrix, int64 ``[n, 8]``, read-only."""
         return np.frombuffer(self.rows, np.int64).reshape(len(self.requests), -1)
 

@@ -18,7 +18,7 @@ import typer
 from hal_core import HalError, InvalidValue, Unavailable
 
 from hal.cli import logs, signals
-from hal.cli.console import behind, say, written
+from hal.cli.console import lines_are_written, lines_by_thread, say
 from hal.cli.failures import as_typed, check_seconds
 from hal_engine.children import API_KEY
 from hal_engine.options import EngineOptions, engine_options, option
@@ -133,7 +133,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
             await super().shutdown(sockets)
             if draining.cut:
                 say(f"hal: {draining.cut} request{'s' * (draining.cut > 1)} ended with an error at the end of --drain")
-            written(TIMEOUTS.shown)  # the signal that uvicorn raises again ends the process at once
+            lines_are_written(TIMEOUTS.shown)  # the signal that uvicorn raises again ends the process at once
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
@@ -151,7 +151,7 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
     logging.getLogger("uvicorn.error").addFilter(log_filter)
     signals.grace = drain
     try:
-        with behind(TIMEOUTS.shown), logs.of_libraries():
+        with lines_by_thread(TIMEOUTS.shown), logs.of_libraries():
             server.run()
     except SystemExit:  # uvicorn's way to end if it cannot listen
         if log_filter.error is None:

@@ -57,7 +57,7 @@ class Insertion:
         params["drafts"], record = places["draft_tokens"].width, state.layout.record_dtype
         assert record.fields is not None
         params["step_at"], params["rows_at"] = record.fields["step_idx"][1], -(-record.itemsize // 16) * 16
-        for at, (base, stride, size, cycle) in enumerate(state.rows):
+        for at, (base, stride, size, cycle) in enumerate(state.row_geometry):
             params["rows"][0, at] = (base, stride, cycle & (2**64 - 1), size)
         return params.tobytes()
 

@@ -92,7 +92,7 @@ class NativeDevice(CudaDevice, OnNative):
                 return ticket
         ticket = self.submit(plan_insert(state, tasks), own)
         with self.staged_requests.lock:
-            self.staged_requests.inserted(tasks.request_row[:, ADMISSION_ID])
+            self.staged_requests.inserted(tasks.request_rows[:, ADMISSION_ID])
         return ticket
 
     @hookimpl

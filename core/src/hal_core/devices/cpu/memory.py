@@ -18,7 +18,7 @@ from ...slots.layout import ALIGNMENT
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Structured = np.ndarray[Any, np.dtype[np.void]]
 
-CYCLE = 32 << 10
+FILL_BYTES = 32 << 10
 """Bytes that one assignment fills at most."""
 
 
@@ -65,16 +65,16 @@ class HostMemory:
                 continue
             if source != known:
                 cycle, known = _cycle(source), source
-            while nbytes > CYCLE:
-                target[dst : dst + CYCLE] = cycle
-                dst, nbytes = dst + CYCLE, nbytes - CYCLE
+            while nbytes > FILL_BYTES:
+                target[dst : dst + FILL_BYTES] = cycle
+                dst, nbytes = dst + FILL_BYTES, nbytes - FILL_BYTES
             target[dst : dst + nbytes] = cycle[:nbytes]
 
 
 @lru_cache(64)
 def _cycle(source: int) -> memoryview:
-    """Return :data:`CYCLE` bytes of the 8-byte cycle ``source``, kept because resets use few patterns."""
-    return memoryview(source.to_bytes(8, "little") * (CYCLE // 8))
+    """Return :data:`FILL_BYTES` bytes of the 8-byte cycle ``source``, kept because resets use few patterns."""
+    return memoryview(source.to_bytes(8, "little") * (FILL_BYTES // 8))
 
 
 class Spreader:
