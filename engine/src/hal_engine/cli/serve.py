@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import logging
@@ -27,6 +28,9 @@ from .parameters import parameters, read, set_parameters
 
 _PENDING = 2048
 """Connections that the kernel holds until the server takes them."""
+_M_MMAP_THRESHOLD, _LARGE = -3, 128 << 10
+"""Of malloc.h, and glibc's threshold, in bytes, until a larger block is freed: then it grows, and what was read of
+bodies stays in the heap after their clients have left. Once it is set, it stays."""
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +151,8 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
                 most = f"at most {gate.limits.connections} connections, {gate.limits.bytes >> 20} MiB of requests"
                 say(f"hal: {settings.model} on http://{place} ({most}); /health is 200 when its engine is loaded")
 
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(_M_MMAP_THRESHOLD, _LARGE)
     server, log_filter = Listening(config), _ServerLog()
     logging.getLogger("uvicorn.error").addFilter(log_filter)
     signals.grace = drain
