@@ -37,12 +37,12 @@ def read_until(reading, holds):
 def test_lines_wait_for_no_reader_and_those_without_room_are_counted(full, monkeypatch):
     reading, stream = full
     monkeypatch.setattr("sys.stderr", stream)
-    with console.behind(PATIENCE):
+    with console.lines_by_thread(PATIENCE):
         for number in range(1000):
             console.say(f"line {number}")
         text = read_until(reading, lambda text: text.count(b"\n") >= console._Writer._ROOM)
         assert [int(one) for one in re.findall(r"^line (\d+)$", text, re.MULTILINE)] == [*range(console._Writer._ROOM)]
-        assert console.written(PATIENCE)
+        assert console.lines_are_written(PATIENCE)
         console.say("after")
         text = read_until(reading, lambda text: text.count(b"\n") == 2)
     lost = 1000 - console._Writer._ROOM
@@ -53,14 +53,14 @@ def test_lines_wait_for_no_reader_and_those_without_room_are_counted(full, monke
 def test_without_a_reader_the_end_is_not_waited_for(full, monkeypatch):
     reading, stream = full
     monkeypatch.setattr("sys.stderr", stream)
-    with console.behind(0.01):
+    with console.lines_by_thread(0.01):
         console.say("unread")
-        assert not console.written(0.01)
+        assert not console.lines_are_written(0.01)
     writer = console._writer
     assert writer is not None, "a line after it would wait"
     console.say("nor is this one")
     read_until(reading, lambda text: b"nor is this one\n" in text)
-    assert console.written(PATIENCE)
+    assert console.lines_are_written(PATIENCE)
     console._writer = None
     writer.close()
 

@@ -99,7 +99,7 @@ class Able(Actors):
         self.overlaps, self.over = overlaps, threading.Event()
 
     def _act(self, url, rank):
-        with contextlib.closing(RankChannel(url, rank)) as channel:
+        with contextlib.suppress(GroupLost), contextlib.closing(RankChannel(url, rank)) as channel:
             channel.send(Hello(rank, len(self.failed), {}))
             self._wait(channel, rank, Setup)
             channel.send(Hello(rank, len(self.failed), {}))
@@ -136,7 +136,7 @@ class Silent(Actors):
         if rank < len(self.failed) - 1:
             super()._act(url, rank)
             return
-        with contextlib.closing(RankChannel(url, rank)) as channel:
+        with contextlib.suppress(GroupLost), contextlib.closing(RankChannel(url, rank)) as channel:
             channel.send(Hello(rank, len(self.failed), {}))
 
 
@@ -160,7 +160,7 @@ class Slow(Actors):
         self.over = threading.Event()
 
     def _act(self, url, rank):
-        with contextlib.closing(RankChannel(url, rank)) as channel:
+        with contextlib.suppress(GroupLost), contextlib.closing(RankChannel(url, rank)) as channel:
             channel.send(Hello(rank, len(self.failed), {}))
             self.over.wait(PATIENCE)
 

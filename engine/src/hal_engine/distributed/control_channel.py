@@ -169,6 +169,8 @@ class RankChannel:
         try:
             channel = connect(url, "control", keys)
             why = "" if channel.establish(TIMEOUTS.silence) else channel.ended or "no answer"
+            if why:
+                channel.close()
         except OSError as error:
             why = error.strerror or str(error)
         if why:
