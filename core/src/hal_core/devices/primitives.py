@@ -242,8 +242,9 @@ class Primitives(StreamPrimitives):
         launch reads the block in place. If this raises, part of the work may be on ``stream``, but no launch; the base
         then records its own event.
         """
-        self.copy_in(target, source, nbytes, stream)
-        self.count("uploads")
+        if nbytes:  # a launch may read nothing of the block
+            self.copy_in(target, source, nbytes, stream)
+            self.count("uploads")
         if launch is not None:
             self.launch(launch, target, stream)
             self.count("launches")

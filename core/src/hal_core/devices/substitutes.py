@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..contract.device import Plugin, Probe
+from ..errors import Unavailable
+
+if TYPE_CHECKING:
+    from ..contract.device import Device
 
 
 class SubstitutablePlugin(Plugin):
@@ -43,3 +48,19 @@ class SubstitutablePlugin(Plugin):
             return None
         what = f"{cls.variable()}={substitute} is not a known substitute"
         return Probe.no(what, f"set it to {' or '.join(cls.stand_ins)}, or unset it")
+
+    @classmethod
+    def open(cls, index: int, options: Mapping[str, object]) -> Device:
+        """Open device ``index``. Options: ``ring_start``, ``ring_limit`` (bytes), ``deadline`` (seconds).
+
+        :raises Unavailable: with the probe's reason and cure, if the device cannot be used here.
+        """
+        found = cls.probe()
+        if not found.available:
+            raise Unavailable(found.reason, cure=found.cure, device=cls.name)
+        return cls.make(index, options)
+
+    @classmethod
+    @abstractmethod
+    def make(cls, index: int, options: Mapping[str, object]) -> Device:
+        """Return the device; heavy imports belong here."""

@@ -6,15 +6,14 @@ Its module imports the standard library alone, as a plugin class must.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
-from hal_core import Probe, Unavailable
+from hal_core import Probe
 from hal_core.devices import Installed, SubstitutablePlugin, installed_paddle
 
 if TYPE_CHECKING:
-    from hal_core import Device
+    pass
 
 
 class PaddlePlugin(SubstitutablePlugin):
@@ -62,19 +61,3 @@ class PaddlePlugin(SubstitutablePlugin):
     @abstractmethod
     def probe_build(cls, paddle: Installed) -> Probe:
         """Return whether this build of Paddle may support the chip."""
-
-    @classmethod
-    def open(cls, index: int, options: Mapping[str, object]) -> Device:
-        """Open device ``index``. Options: ``ring_start``, ``ring_limit`` (bytes), ``deadline`` (seconds).
-
-        :raises Unavailable: with the probe's reason and cure, if the device cannot be used here.
-        """
-        found = cls.probe()
-        if not found.available:
-            raise Unavailable(found.reason, cure=found.cure, device=cls.name)
-        return cls.make(index, options)
-
-    @classmethod
-    @abstractmethod
-    def make(cls, index: int, options: Mapping[str, object]) -> Device:
-        """Return the device; heavy imports belong here."""

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hal_core import Probe, Unavailable
+from hal_core import Probe
 from hal_core.devices import SubstitutablePlugin
 
 if TYPE_CHECKING:
@@ -69,17 +69,6 @@ class TorchPlugin(SubstitutablePlugin):
         if cls.without and cls.without in torch:
             return Probe.no(f"torch {torch} is built without {cls.kind}", cls.cure)
         return Probe.yes(f"torch {torch}; what it can do on {cls.kind} is tried when the device is opened")
-
-    @classmethod
-    def open(cls, index: int, options: Mapping[str, object]) -> Device:
-        """Open device ``index``. Options: ``ring_start``, ``ring_limit`` (bytes), ``deadline`` (seconds).
-
-        :raises Unavailable: with the probe's reason and cure, if the device cannot be used here.
-        """
-        found = cls.probe()
-        if not found.available:
-            raise Unavailable(found.reason, cure=found.cure, device=cls.name)
-        return cls.make(index, options)
 
     @classmethod
     def make(cls, index: int, options: Mapping[str, object]) -> Device:

@@ -269,13 +269,3 @@ class TorchPrimitives(Primitives):
             return partial(target.copy_, values.view(target.shape))
         indices = self.bytes(block + move.indices, elements * 8).view(torch.int64)
         return partial(self.scatters[target.itemsize].put, target, indices, values)
-
-    def submit(self, source: int, target: int, nbytes: int, launch: Any, stream: Any, event: Any) -> None:  # noqa: ANN401
-        """As the base does; a launch of fills alone uploads nothing."""
-        if nbytes:
-            self.copy_in(target, source, nbytes, stream)
-            self.count("uploads")
-        if launch is not None:
-            self.launch(launch, target, stream)
-            self.count("launches")
-        self.event_record(event, stream)
