@@ -218,10 +218,10 @@ def test_a_step_is_not_read_by_the_one_before_it(monkeypatch):
             one.apply_write()
             lens.copy_to_uva()
             ticket = stage.flush()
-            stage.device.device.own(stream).raw.put(lambda: seen.append((one._gpu[0].tolist(), lens._gpu.tolist())))
+            stage.device.device.own_stream(stream).raw.put(lambda: seen.append((one._gpu[0].tolist(), lens._gpu.tolist())))
         assert not ticket.done()
     passed = threading.Event()
-    stage.device.device.own(stream).raw.put(passed.set)
+    stage.device.device.own_stream(stream).raw.put(passed.set)
     assert passed.wait(60)
     assert seen == [([step] * 6, [step] * 4) for step in range(1, 9)]
     stage.device.close()
