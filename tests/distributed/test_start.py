@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 from collections import deque
 from typing import ClassVar
 
 import pytest
 from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
+from hal_engine.distributed import control_channel
 from hal_engine.distributed.control_channel import RankChannel
 from hal_engine.distributed.control_messages import Agreed, Failed, Hello, Setup, Stop, Up
 from hal_engine.distributed.engine import engine_of_ranks
@@ -20,6 +22,8 @@ from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.distributed.rank_info import RankInfo
 from hal_engine.engine.engine import wait_for
 from hal_engine.timeouts import TIMEOUTS
+from hal_engine.transport.channel import Channel
+from hal_engine.transport.curve import Handshake
 
 from hal.cli import main
 
@@ -115,6 +119,17 @@ def test_steps_overlap_where_those_of_every_rank_can(overlaps):
     actors.over.set()
     rank_executor.close()
     assert rank_executor.rank_info.overlap is all(overlaps)
+
+
+def test_a_rank_that_finds_no_engine_keeps_no_connection(monkeypatch):
+    """The engine ends while the rank connects."""
+    mine, peer = socket.socketpair()
+    peer.close()
+    channel = Channel(mine, Handshake("control", None, calls=True))
+    monkeypatch.setattr(control_channel, "connect", lambda *_: channel)
+    with pytest.raises(GroupLost, match="rank 0 finds no engine"):
+        RankChannel("ipc:///nowhere", 0)
+    assert mine.fileno() == -1
 
 
 class Ended(Actors):
