@@ -218,7 +218,8 @@ def test_a_step_is_not_read_by_the_one_before_it(monkeypatch):
             one.apply_write()
             lens.copy_to_uva()
             ticket = stage.flush()
-            stage.device.device.own_stream(stream).raw.put(lambda: seen.append((one._gpu[0].tolist(), lens._gpu.tolist())))
+            queued = stage.device.device.own_stream(stream).raw
+            queued.put(lambda: seen.append((one._gpu[0].tolist(), lens._gpu.tolist())))
         assert not ticket.done()
     passed = threading.Event()
     stage.device.device.own_stream(stream).raw.put(passed.set)
