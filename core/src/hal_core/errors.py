@@ -18,6 +18,9 @@ class HalError(Exception):
     what to do. Each may be empty where it does not apply. The text has them in that order.
     """
 
+    trace = ""
+    """What :func:`trace_of` returned in the process that this error came from, if that was another one."""
+
     def __init__(self, what: str, *, cure: str = "", device: str = "", hook: str = "", argument: str = "") -> None:
         self.what, self.cure = what, cure
         self.device, self.hook, self.argument = device, hook, argument
@@ -44,7 +47,7 @@ def trace_of(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) or (isinstance(error, HalError) and error.__cause__ is not None):
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error
     if isinstance(error, HalError | AssertionError):
-        return ""
+        return getattr(error, "trace", "")
     report = traceback.TracebackException.from_exception(error)
     frames = [frame for frame in report.stack if not _CALLERS.intersection(Path(frame.filename).parts)] or report.stack
     report.stack = traceback.StackSummary.from_list(
