@@ -91,6 +91,9 @@ true_list = expecting(dict.fromkeys(DEAF, "it writes nothing: chip errata 7"), d
 class NoPair(Support):
     """Ranks would be offered elsewhere."""
 
+    def versions(self, device):
+        return {"driver": "7.1"}
+
     def why_not(self, need):
         return "two chips are needed" if need == "several_ranks" else ""
 
@@ -100,6 +103,13 @@ def no_pair():
 
 
 no_pair.support = NoPair
+
+
+def wrong_support():
+    return cpu()
+
+
+wrong_support.support = "NoPair"
 
 
 def with_tensors():

@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import pickle
-import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +11,6 @@ from types import SimpleNamespace
 import pytest
 from hal_conformance.ranks.processes import RankPool
 from hal_core.errors import TicketTimeout
-
-from tests import share
 
 from .kit_reports import entry
 

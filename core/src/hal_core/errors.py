@@ -38,8 +38,10 @@ class HalError(Exception):
         return self
 
 
-_CALLERS = {"_pytest", "pluggy", "hypothesis", "hal_conformance"}
-"""Packages that only call the failing code: :func:`trace_of` leaves out their frames."""
+_RUNNERS = {"_pytest", "pluggy", "hypothesis"}
+_CALLERS = _RUNNERS | {"hal_conformance"}
+"""Packages that only call the failing code: :func:`trace_of` leaves out their frames. An error in the kit's own code
+has the frames of the kit."""
 
 
 def trace_of(error: BaseException) -> str:
@@ -49,7 +51,11 @@ def trace_of(error: BaseException) -> str:
     if isinstance(error, HalError | AssertionError):
         return getattr(error, "trace", "")
     report = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in report.stack if not _CALLERS.intersection(Path(frame.filename).parts)] or report.stack
+    outside = [
+        [frame for frame in report.stack if not names.intersection(Path(frame.filename).parts)]
+        for names in (_CALLERS, _RUNNERS)
+    ]
+    frames = next(filter(None, outside), report.stack)
     report.stack = traceback.StackSummary.from_list(
         [traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line=frame.line) for frame in frames]
     )  # without columns, so without lines of ^^^

@@ -1,4 +1,4 @@
-"""Work in a forked process: its result, or how the process ended, where its threads were, and in which part of the work.
+"""Work in a forked process: its result, or how the process ended, where its threads were, in which part of the work.
 
 The work may end its process, wait for ever, or be ended by a signal that came here: this process goes on.
 """
@@ -82,9 +82,14 @@ def apart(
             _work(work, writing, stacks)
         os.close(writing)
         known: dict[str, Any] = {}
+
+        def keep(message: dict[str, Any]) -> None:
+            known.update(message)
+            hear(message)
+
         try:
             with open(reading, "rb", buffering=0) as pipe:
-                late = _follow(child, pipe, lambda message: hear(message) or known.update(message), limit, came)
+                late = _follow(child, pipe, keep, limit, came)
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         except BaseException:
             os.kill(child, signal.SIGKILL)

@@ -218,7 +218,8 @@ def main(
     names = ["quick", "default", "nightly"]
     parser.add_argument("--profile", default="", choices=names, metavar="|".join(names), help="how thorough")
     parser.add_argument("--policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
-    parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
+    text = "callable that opens the device; its attribute support is a Support"
+    parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help=text)
     parser.add_argument("--liar", default="", metavar="NAME", help="lay a liar over it: NAME, or MODULE:CLASS")
     parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     parser.add_argument(

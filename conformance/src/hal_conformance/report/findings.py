@@ -1,5 +1,5 @@
-"""What a run has found: the outcome of each test, and what it must say of device, machine and kit. A run whose cases end
-its process goes on with it in the next one."""
+"""What a run has found: the outcome of each test, and what it must say of device, machine and kit. A run whose cases
+end its process goes on with it in the next one."""
 
 from __future__ import annotations
 
@@ -88,8 +88,9 @@ class Findings:
             except OSError as error:  # the disk is full, or the folder was removed meanwhile
                 what = f"the report was not written to {target!r}: {error.strerror}; make room, run again"
                 report.problems.append(what)
-        for line in lines(report) if write and self.device else ():
-            write(line)
+        if write and self.device:
+            for line in lines(report):
+                write(line)
         return report
 
     def _entry(self, number: int) -> dict[str, Any]:

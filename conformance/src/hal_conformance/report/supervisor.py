@@ -1,5 +1,5 @@
-"""A run whose cases have a process of their own: one that crashes, hangs or exits is a failed case, and the rest goes on
-in another process. The report is made here, whatever becomes of them.
+"""A run whose cases have a process of their own: one that crashes, hangs or exits is a failed case, and the rest goes
+on in another process. The report is made here, whatever becomes of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Teller:
         """Give the run what is known."""
         self._config = config
         config.stash[FINDINGS], self._findings.tell = self._findings, self._say
-        properties.progress = self._progress
+        properties.PROGRESS[:] = [self._progress]
 
     def _progress(self) -> None:
         if monotonic() > self._spoke + 1.0:
