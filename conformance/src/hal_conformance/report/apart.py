@@ -60,12 +60,12 @@ class Ending:
 def apart(
     work: Callable[[Say], Any],
     hear: Callable[[dict[str, Any]], None] = lambda message: None,
-    limit: float = math.inf,
+    limit: Callable[[], float] = lambda: math.inf,
     came: Callable[[], object] = lambda: None,
 ) -> Ending:
     """Run ``work`` in a fork of this process, which must have opened no device. Its result must be JSON's.
 
-    ``hear`` gets what the work says. After ``limit`` seconds without a word, in which it had a processor, the process
+    ``hear`` gets what the work says. After ``limit()`` seconds without a word, in which it had a processor, the process
     is ended. When ``came()`` is true, a signal has come to this process: the work gets a KeyboardInterrupt, and a
     moment to end.
 
@@ -105,19 +105,19 @@ def apart(
     if "raised" in known:
         raise pickle.loads(base64.b64decode(known["raised"]))
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-    how = f"no sign of progress for {limit:g} s" if late else f"the process ended with {how}"
-    return Ending(None, known.get("error") or how, doing, trace, late)
+    how = f"no sign of progress for {late:g} s" if late else f"the process ended with {how}"
+    return Ending(None, known.get("error") or how, doing, trace, late > 0)
 
 
 def _follow(
     child: int,
     pipe: IO[bytes],
     hear: Callable[[dict[str, Any]], None],
-    limit: float,
+    limit: Callable[[], float],
     came: Callable[[], object],
-) -> bool:
+) -> float:
     """Hear the process until it ends, which a process that it has forked, and that holds the pipe, may outlive. Return
-    True if it was ended for its silence."""
+    the limit if it was ended for its silence, else 0."""
     os.set_blocking(pipe.fileno(), False)
     rest, ended, silent, signalled = b"", False, 0.0, 0.0
     before, kept = monotonic(), kept_waiting(child)
@@ -129,7 +129,7 @@ def _follow(
                 hear(json.loads(line))
             silent = 0.0
         elif ended:
-            return False
+            return 0.0
         # Where this process stood still too (Ctrl-Z, a busy machine), no time has passed for the other one.
         now, waited = monotonic(), kept_waiting(child)
         silent += max(0.0, min(now - before, 1.0) - max(0.0, waited - kept))
@@ -139,11 +139,11 @@ def _follow(
             os.kill(child, signal.SIGTERM)
             signalled = LOOK
         ended = ended or _has_ended(child)
-        if not ended and (silent > limit or signalled > LAST):
+        if not ended and (silent > limit() or signalled > LAST):
             os.kill(child, signal.SIGUSR1)  # it prints its stacks
             select.select([], [], [], LOOK)
             os.kill(child, signal.SIGKILL)
-            return silent > limit
+            return limit() if silent > limit() else 0.0
 
 
 def _has_ended(child: int) -> bool:

@@ -156,7 +156,7 @@ def _climb(one: Liar, options: Options, verdict: Verdict, modules: Set[Path], ca
     for profile in [options.profile] if options.profile else LADDER:
         began = monotonic()
         work = partial(_judged, one, options.but(profile=profile), verdict, modules)
-        ended = apart(work, limit=LIMIT, came=came)
+        ended = apart(work, limit=lambda: LIMIT, came=came)
         if ended.result is None:
             verdict.verdict, verdict.by = "crashed", f"{ended.why} in {ended.doing or 'no test'}"
         else:

@@ -27,6 +27,8 @@ from .report import first_lines
 
 HANGS = 30
 """How many times ``--hang`` a case may go on without progress, which is the end of an example or of a phase."""
+STARTING = 300.0
+"""The least number of seconds for what comes before the first case."""
 MOST = 30
 """Cases that may end their process before a run stops, those not counted that the plugin expects to fail."""
 INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
@@ -37,6 +39,8 @@ class Teller:
 
     def __init__(self, say: process.Say, findings: Findings) -> None:
         self._say, self._findings, self._spoke = say, findings, 0.0
+        self._reproduced: object = None
+        """The guarantee whose reproduction was said."""
         self.why = ""
         """Why the device was not opened."""
 
@@ -67,8 +71,11 @@ class Teller:
         if process.CAME:  # the test before took the interrupt for a failure of its subject
             raise KeyboardInterrupt
         self._config.option.tbstyle = "no"
-        entry = self._findings.outcomes.get(nodeid)
-        self._say(doing=nodeid, reproduce=entry and self._config.stash[KEY].reproduction_of(entry))
+        entry, recorder = self._findings.outcomes.get(nodeid), self._config.stash[KEY]
+        if entry is not None and (key := (entry.guarantee, recorder.kit is None)) != self._reproduced:
+            self._reproduced = key
+            self._say(reproduce=recorder.reproduction_of(entry))
+        self._say(doing=nodeid)
 
     def pytest_runtest_logreport(self) -> None:
         """A phase of a test is over."""
@@ -112,7 +119,7 @@ class Supervisor:
         """Run all cases, print and write the report; return the exit status."""
         while True:
             self._case, self._opened = "", False
-            ended = process.apart(self._work, self._hear, self._limit, self._signal)
+            ended = process.apart(self._work, self._hear, self._patience, self._signal)
             if ended.result is not None:
                 self._status = ended.result.pop("status")
                 vars(self._findings).update(ended.result)
@@ -130,6 +137,10 @@ class Supervisor:
         for problem in () if found.device else report.problems:
             print(f"hal conform: error: {problem}", file=sys.stderr)
         return 0 if report.ok else self._status or 1
+
+    def _patience(self) -> float:
+        """Return the seconds that may pass without progress: to import and open takes long on a busy machine."""
+        return self._limit if self._opened and self._case else max(self._limit, STARTING)
 
     def _signal(self) -> bool:
         """Return True once a signal has come. The report is written at once, in case that the next one ends this
