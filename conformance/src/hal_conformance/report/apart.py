@@ -9,6 +9,7 @@ import base64
 import contextlib
 import ctypes
 import faulthandler
+import itertools
 import json
 import math
 import os
@@ -36,7 +37,7 @@ LOOK = 0.1
 LAST = 4.0
 """Seconds in which the work ends in order after a signal; ``hal`` itself is ended by force after 8."""
 FRAMES = 12
-"""Lines of the stacks of a process that crashed or hung, without those of pytest and of the kit."""
+"""Lines of the stacks of a process that crashed or hung."""
 CAME: list[int] = []
 """In the work's process: the signal that the parent has passed on."""
 _CALLERS = re.compile(r"[/\\](_pytest|pluggy|hypothesis|hal_conformance)[/\\]")
@@ -152,9 +153,14 @@ def _has_ended(child: int) -> bool:
 
 
 def _shown(text: str) -> str:
-    """Return faulthandler's stacks without the frames of callers, cut at a number of lines."""
-    lines = [line for line in text.splitlines() if line.startswith("  File") and not _CALLERS.search(line)]
-    return "\n".join(lines[:FRAMES])
+    """Return faulthandler's stacks, those of the thread that got the signal last, as Python prints a traceback: the
+    innermost frame at the end, and of each only the part that pytest and the kit have called."""
+    stacks = []
+    for block in re.split(r"\n(?=(?:Current thread|Thread) )", f"\n{text}"):
+        frames = [line for line in block.splitlines() if line.startswith("  File")]
+        own = [*itertools.takewhile(lambda line: not _CALLERS.search(line), frames)] or frames[:1]
+        stacks.append(("Current thread" in block, own[FRAMES - 1 :: -1]))
+    return "\n".join([line for _, stack in sorted(stacks, key=lambda one: one[0]) for line in stack][-FRAMES:])
 
 
 def _work(work: Callable[[Say], Any], writing: int, stacks: IO[bytes]) -> None:

@@ -192,9 +192,9 @@ class Supervisor:
             return False
         error = f"{ended.why}, in this test"
         if ended.trace:
-            error += f"\nTraceback (most recent call first):\n{ended.trace}"
+            error += f"\nTraceback (most recent call last):\n{ended.trace}"
         first = not any(one.outcome == FAILED for one in found.outcomes.values())
-        place = ended.trace.partition("\n")[0].strip()
+        place = ended.trace.rpartition("\n")[2].strip()
         found.failed(entry, "hang" if ended.late else "crash", error, f"{ended.why} at {place}", self._reproduce)
         shown = first_lines(entry) if first and entry.outcome == FAILED else [f"{entry.test}: {ended.why}"]
         if not self._options.json:
