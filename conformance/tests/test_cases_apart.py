@@ -28,10 +28,9 @@ def test_a_crash_a_hang_and_a_leak_are_three_failed_cases_of_one_report(conform,
     assert tests[CRASH]["error"].startswith("the process ended with SIGSEGV, in this test")
     assert tests[HANG]["error"].startswith("no sign of progress for 3 s, in this test")
     for name in (CRASH, HANG):
-        assert tests[name]["error"].rstrip().endswith(" in <lambda>"), "where it was"
-        assert "in copy_out" in tests[name]["error"].splitlines()[-2]
+        assert tests[name]["error"].index(" in copy_out") < tests[name]["error"].index(" in <lambda>"), "where it was"
         assert "hal_conformance" not in tests[name]["error"].replace(f"{HERE}", "")
-        assert "--only G26" in tests[name]["reproduce"]
+        assert tests[name]["reproduce"].endswith("--profile quick --seed 0 --examples 1 --hang 0.1 --only G26")
     assert f"first failure: G26 {CRASH}: crash" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(" failed: does not conform")
     assert done.stdout.count("hal conformance: ") == 1

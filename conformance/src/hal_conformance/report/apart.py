@@ -120,11 +120,13 @@ def _follow(
     """Hear the process until it ends, which a process that it has forked, and that holds the pipe, may outlive. Return
     the limit if it was ended for its silence, else 0."""
     os.set_blocking(pipe.fileno(), False)
-    rest, ended, silent, signalled = b"", False, 0.0, 0.0
+    rest, ended, is_open, silent, signalled = b"", False, True, 0.0, 0.0
     before, kept = monotonic(), kept_waiting(child)
     while True:
-        select.select([pipe], [], [], 0.0 if ended else LOOK)
-        if data := pipe.read(1 << 16):
+        select.select([pipe] if is_open else [], [], [], 0.0 if ended else LOOK)
+        data = pipe.read(1 << 16)
+        is_open = data != b""  # a library may close every file of its process
+        if data:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 hear(json.loads(line))
@@ -157,7 +159,7 @@ def _shown(text: str) -> str:
     innermost frame at the end, and of each only the part that pytest and the kit have called."""
     stacks = []
     for block in re.split(r"\n(?=(?:Current thread|Thread) )", f"\n{text}"):
-        frames = [line for line in block.splitlines() if line.startswith("  File")]
+        frames = [line for line in block.splitlines() if line.startswith("  File") and '"<frozen ' not in line]
         own = [*itertools.takewhile(lambda line: not _CALLERS.search(line), frames)] or frames[:1]
         stacks.append(("Current thread" in block, own[FRAMES - 1 :: -1]))
     return "\n".join([line for _, stack in sorted(stacks, key=lambda one: one[0]) for line in stack][-FRAMES:])
