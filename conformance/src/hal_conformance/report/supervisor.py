@@ -16,12 +16,11 @@ import pytest
 from ..harness import properties
 from ..harness.claims import Claim
 from ..kit import HANG
-from ..plugin import PRIMITIVES
 from . import apart as process
 from .findings import Findings
 from .key import FINDINGS
 from .options import Options, arguments
-from .outcomes import EXPECTED, FAILED, NOT_RUN, Outcome
+from .outcomes import EXPECTED, FAILED, NOT_RUN, PRIMITIVES, Outcome
 from .rendering import render
 from .report import first_lines
 
