@@ -106,6 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for target in config.getoption("--hal-report"):
             check_target(target, "--hal-report")
     except HalError as error:
+        findings.problems.append(str(error))
         raise pytest.UsageError(str(error)) from None
     left_out = [item for item in ours if wanted and not bears(item) & wanted]
     if left_out:

@@ -19,7 +19,9 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
@@ -77,7 +79,9 @@ def apart(
     sys.stderr.flush()
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as stacks:
-        child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: other threads of this process wait
+            child = os.fork()
         if child == 0:
             os.close(reading)
             _work(work, writing, stacks)
@@ -226,7 +230,8 @@ def noted() -> Iterator[Callable[[], int | None]]:
     the first that came."""
     numbers: list[int] = []
     former = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    comes = threading.current_thread() is threading.main_thread()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if comes else ():
         if signal.getsignal(number) is not signal.SIG_IGN:
             former[number] = signal.signal(number, lambda number, frame: numbers.append(number))
     try:
