@@ -78,10 +78,12 @@ def operated(tmp_path_factory):
         "NOTIFY_SOCKET": str(folder / "notify"),
         "HAL_SERVE_ACCESS_LOG": "json",
         "HAL_SERVE_NAME": "environment",
+        "HAL_SERVE_SLTOS": "3",
     }
     with notified(folder / "notify") as message, log.open("w") as out:
         command = ("--config", str(folder / "hal.toml"), "--name", "line")
         with started(*command, out=out, **variables) as process:
+            assert process.stderr.readline() == "hal: HAL_SERVE_SLTOS is the variable of no option, and ignored\n"
             first = process.stderr.readline()
             assert first.startswith(f"hal: line on unix:{path} (at most "), first + process.stderr.read()
             assert process.stderr.readline() == f"hal: ready on unix:{path}/llm\n"

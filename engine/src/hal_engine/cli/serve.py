@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import math
+import os
 import signal
 import socket
 import sys
@@ -25,7 +26,7 @@ from hal_engine.children import API_KEY
 from hal_engine.options import EngineOptions, engine_options
 
 from .config_file import read_config
-from .parameters import parameters, read, set_parameters
+from .parameters import described, parameters, read, set_parameters
 from .server_options import Server
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def command(
     **given: Any,  # noqa: ANN401 (as the options say)
 ) -> None:
     """Serve a model over HTTP with OpenAI's routes: completions, chats, models; /health, /metrics and a page at /."""
+    for name in sorted(_unknown_variables()):
+        say(f"hal: {name} is the variable of no option, and ignored")
     wanted = Server(**read(Server, given))
     options = engine_options(read(EngineOptions, given))
     host, port, drain = wanted.host, wanted.port, wanted.drain
@@ -191,6 +194,12 @@ def command(
 VARIABLES = "HAL_SERVE_"
 """What the variables of options begin with: HAL_SERVE_PORT for ``--port``."""
 set_parameters(command, parameters(Server, VARIABLES) | parameters(EngineOptions, VARIABLES), first=("model", "device"))
+
+
+def _unknown_variables() -> set[str]:
+    """Return those that look like an option's and are none's, as one that is misspelt."""
+    known = {f"{VARIABLES}{name.upper()}" for kind in (Server, EngineOptions) for name in described(kind)}
+    return {name for name in os.environ if name.startswith(VARIABLES)} - known - {f"{VARIABLES}CONFIG"}
 
 
 def _address(listening: socket.socket, *, secure: bool) -> str:
