@@ -51,6 +51,11 @@ def described(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, msgspec.Meta]]
     return found
 
 
+def variable_of(name: str, meta: msgspec.Meta, variables: str) -> str:
+    """Return the environment variable of an option: its own, else ``variables`` with its name; "" for none."""
+    return str((meta.extra or {})["variable"]) or (f"{variables}{name.upper()}" if variables else "")
+
+
 def _parameter(
     name: str,
     default: object,
@@ -59,13 +64,12 @@ def _parameter(
     variables: str,
 ) -> inspect.Parameter:
     extra = meta.extra or {}
-    variable = extra["variable"] or (f"{variables}{name.upper()}" if variables else None)
     info = typer.Option(
         *(extra["names"] or [f"--{name.replace('_', '-')}"]),
         help=meta.description,
         metavar=extra["value"] or None,
         rich_help_panel=extra["panel"] or None,
-        envvar=variable,
+        envvar=variable_of(name, meta, variables) or None,
     )
     shown = None if extra["read"] is not None or default is msgspec.NODEFAULT else default
     kind = extra["typed"] or kind

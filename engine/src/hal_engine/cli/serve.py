@@ -26,7 +26,7 @@ from hal_engine.children import API_KEY
 from hal_engine.options import EngineOptions, engine_options
 
 from .config_file import read_config
-from .parameters import described, parameters, read, set_parameters
+from .parameters import described, parameters, read, set_parameters, variable_of
 from .server_options import Server
 
 if TYPE_CHECKING:
@@ -198,7 +198,8 @@ set_parameters(command, parameters(Server, VARIABLES) | parameters(EngineOptions
 
 def _unknown_variables() -> set[str]:
     """Return those that look like an option's and are none's, as one that is misspelt."""
-    known = {f"{VARIABLES}{name.upper()}" for kind in (Server, EngineOptions) for name in described(kind)}
+    options = {**described(Server), **described(EngineOptions)}
+    known = {variable_of(name, meta, VARIABLES) for name, (_, meta) in options.items()}
     return {name for name in os.environ if name.startswith(VARIABLES)} - known - {f"{VARIABLES}CONFIG"}
 
 
