@@ -17,7 +17,11 @@ NIGHTLY := docs/evidence/nightly.md
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
+<<<<<<< HEAD
 .PHONY: help run test tests slowest lint bench conform ray intel torch vllm clients nightly mutants matrix soak chaos steady fuzz dist size clean
+=======
+.PHONY: help run test tests slowest lint site bench conform ray intel torch vllm clients nightly mutants matrix soak chaos steady fuzz size clean
+>>>>>>> main
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -51,6 +55,9 @@ tests: $(STAMP)  ## every test, without lint, some files at a time
 
 slowest: $(STAMP) ## the same, and the slowest tests
 	$(BIN)/python -m pytest $(BESIDE) --durations=40 --durations-min=1 $(ARGS)
+
+site: $(STAMP)   ## the pages as a site, with search: build/pages/site
+	$(BIN)/python tools/site/build.py
 
 bench: $(STAMP)  ## the benchmarks, compared in one run
 	$(BIN)/python benchmarks/run.py $(ARGS)
