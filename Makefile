@@ -17,11 +17,7 @@ NIGHTLY := docs/evidence/nightly.md
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-<<<<<<< HEAD
-.PHONY: help run test tests slowest lint bench conform ray intel torch vllm clients nightly mutants matrix soak chaos steady fuzz dist size clean
-=======
-.PHONY: help run test tests slowest lint site bench conform ray intel torch vllm clients nightly mutants matrix soak chaos steady fuzz size clean
->>>>>>> main
+.PHONY: help run test tests slowest lint site bench conform ray intel torch vllm clients nightly mutants matrix soak chaos steady fuzz dist size clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
