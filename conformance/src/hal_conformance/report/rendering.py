@@ -34,6 +34,7 @@ def lines(report: Report) -> Iterator[str]:
         tests = f"{len(entry['tests'])} tests" if entry["tests"] else ""
         note = f"  [{entry['note']}]" if entry["note"] else ""
         yield f"  {entry['guarantee']:<4} {MARKS[entry['status']]:<7} {entry['gist']}  {tests}{note}"
+        yield from (f"       {claim}" for claim in entry["claims"])
     if left := len(report.guarantees) - len(chosen):
         yield f"  {left} {NOT_CHOSEN}"
     for name, test, others in failures(report):
@@ -56,8 +57,10 @@ def verdict(report: Report) -> str:
         return "no verdict"
     if not report.ok:
         return "does not conform"
-    checked = any(entry["status"] not in ("skipped", NOT_RUN) for entry in report.guarantees)
-    return "conforms as far as checked" if checked else "no chosen test applies to this device"
+    checked = [entry for entry in report.guarantees if entry["status"] not in ("skipped", NOT_RUN)]
+    but = [entry["guarantee"] for entry in checked if entry["claims"]]
+    conforms = f"conforms, but for {', '.join(but)}" if but else "conforms as far as checked"
+    return conforms if checked else "no chosen test applies to this device"
 
 
 def failures(report: Report) -> list[tuple[str, dict[str, Any], list[tuple[str, str]]]]:

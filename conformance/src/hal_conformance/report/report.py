@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hal_core.errors import InvalidValue, trace_of
 
+from ..harness.claims import CLAIMS
 from ..harness.guarantees import BY_NUMBER, GUARANTEES
 from .outcomes import NOT_CHOSEN, NOT_RUN, Outcome, Report, clipped
 from .reproduction import Reproduction
@@ -90,6 +91,7 @@ class Recorder:
         self.stopped = ""
         """Why the run ended at the first failure."""
         self._shown = False
+        CLAIMS.clear()
         self.unfinished = ""
         """Why tests are not run, through no fault of the device."""
 
@@ -208,6 +210,7 @@ class Recorder:
             "gist": guarantee.gist,
             "status": _status(mine),
             "note": _note(mine, chosen(self.config.getoption("--hal-only")), number),
+            "claims": [str(claim) for claim in CLAIMS if claim.guarantee == number],
             "tests": [asdict(outcome) for outcome in mine],
         }
 
