@@ -22,6 +22,7 @@ from .harness.backdoor import arrive
 from .harness.bits import Array, noise
 from .harness.guarantees import guarantee
 from .harness.reached import PAST, Reached, past
+from .harness.sizes import SIZES
 from .harness.waiters import A_WHILE
 from .kit import Kit
 from .test_copies import stream_cases
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 MIB = 1 << 20
-LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0, 1)]
+LENGTHS = SIZES["bytes of a value"].quick
 """Bytes of one value: both sides of every border at which a device may change its method."""
 LONGEST = 17 * MIB + 3
 RUNS = (255, 256, 257, 1025)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,10 +28,9 @@ from .harness import backdoor
 from .harness.backdoor import arrive, poisoned
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
+from .harness.sizes import sizes as sizes_of
 from .kit import Draw, Kit, examples
 
-COUNTS = (1, 65, 130, 512)
-"""Requests of one batch: some take more threads than a wavefront or two have."""
 A_CALL = 2
 """Submissions (copies plus launches) that one call may make for each staging block that it fills."""
 
@@ -137,9 +137,11 @@ def cost(fixture: World, tasks: Sequence[Task], what: str) -> Counters:
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Kit) -> None:
-    fixture, reached = World(kit, MANY), Reached(kind.name for kind in TaskKind)
-    for turn, count in enumerate(COUNTS):
-        slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
+    counts = sizes_of(kit, "requests of a batch that is counted")
+    fixture = World(kit, replace(MANY, num_slots=max(counts) + 3))
+    n, reached = fixture.sizes.num_slots, Reached(kind.name for kind in TaskKind)
+    for turn, count in enumerate(counts):
+        slots = np.random.default_rng(turn).permutation(n)[:count].tolist()
         entering = [request(fixture, slot) for slot in slots]
         halves = [
             prefill(fixture, slot, one, max(1, one.total // 2)) for slot, one in zip(slots, entering, strict=True)
@@ -150,7 +152,7 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
                  blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
             for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.num_scheduled_tokens
         ]  # fmt: skip
-        fixture.put({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)})
+        fixture.put({"seq_lens_this_time": np.zeros(n), "seq_lens_encoder": np.zeros(n)})
         if chunks:
             cost(fixture, chunks, f"{len(chunks)} chunks")
         going = [Task(TaskKind.MORE_BLOCKS, slot, fixture.model.residents[slot].admitted, blocks=[1, 2],
