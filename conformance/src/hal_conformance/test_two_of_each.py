@@ -124,7 +124,8 @@ ACTS: dict[str, Callable[[Actor], Iterator[None]]] = {
 }
 SECONDS = ("state", "stream", "device", "device in a thread")
 PAIRS = [(*acts, SECONDS[(at // len(ACTS) + at) % len(SECONDS)]) for at, acts in enumerate(product(ACTS, ACTS))]
-"""Each two acts, and each of them first and second with each kind of second."""
+PAIRS += [each for act in ACTS for second in SECONDS if (each := (act, act, second)) not in PAIRS]
+"""Each two acts, each of them first and second with each kind of second, and with itself."""
 
 
 @contextmanager
