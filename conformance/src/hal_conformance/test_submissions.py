@@ -27,6 +27,7 @@ from .fixtures.world import World
 from .harness import backdoor
 from .harness.backdoor import arrive, poisoned
 from .harness.guarantees import guarantee
+from .harness.natives import reaching
 from .harness.reached import Reached
 from .harness.sizes import sizes as sizes_of
 from .kit import Draw, Kit, examples
@@ -77,15 +78,14 @@ def test_g10_any_batch_is_at_most_two_submissions(kit: Kit, draw: Draw) -> None:
         fixture.output(run_step(draw, fixture))
 
 
-@guarantee(10, requires="probe_counts")
+@guarantee(10)
 @examples(0.5)
 def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    below = kit.device.probe_counts()  # type: ignore[attr-defined]  # the seam that `requires` asks for
-    own = kit.bound.counters()
+    probe, fixture = kit.driver_counts(), World(kit, draw(sizes(), "sizes"))
+    below, own = probe(), kit.bound.counters()
     fixture.enter(draw_batch(draw, fixture, least=1))
     arrive(fixture.save(run_step(draw, fixture)))
-    seen = kit.device.probe_counts() - below  # type: ignore[attr-defined]
+    seen = probe() - below
     counted = kit.bound.counters() - own
     for name in ("submissions", "uploads", "launches", "copies_out"):
         got, should = getattr(counted, name), getattr(seen, name)
@@ -112,8 +112,8 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
 def cost(fixture: World, tasks: Sequence[Task], what: str) -> Counters:
     """Return the cost of an insertion by the device's own counters, which must have counted it as the driver has."""
     __tracebackhide__ = True
-    probe = None if fixture.kit.missing(("probe_counts",)) else fixture.device.probe_counts  # type: ignore[attr-defined]
-    before, below = fixture.bound.counters(), probe() if probe else None
+    probe = reaching(fixture.device)
+    before, below = fixture.bound.counters(), probe() if probe else Counters()
     ticket = fixture.insert(tasks)
     spent = fixture.bound.counters() - before
     arrive(ticket)

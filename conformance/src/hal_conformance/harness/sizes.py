@@ -38,6 +38,7 @@ SIZES = {
     "copies whose arrays are kept": Size((1, 22), (1100,), (4200,)),
     "calls until a stream's queue is full": Size((3,), (1300,), (5000,)),
     "tokens or blocks that a row shares with another": Size((9, 11), (40,), (300,)),
+    "calls of which none keeps memory": Size((26,), (2_000,), (10_000,)),
     "bytes of a state that steps": Size((9,), (), (GREAT + 1,)),
 }
 """Each test named by its guarantees runs at these; docs/conformance.md has them beside the older ones."""

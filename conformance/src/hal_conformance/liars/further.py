@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # -- one size further --------------------------------------------------------------------------------------------------
 
+LIBC = ctypes.CDLL(None)
 MANY = 1024
 """Places of a pool, requests of a block of threads, calls of a queue."""
 
@@ -108,6 +110,9 @@ SIZES = {
     "a copy of no bytes is done, whatever is before it": row(
         "EmptyCopiesAreDone", 1, "copy_out", of_no_bytes, HELD_COPIES
     ),  # an early return
+    "each write of a value leaves 256 bytes below Python": row(
+        "LosesBelowPython", 26, SET, first(lambda call: LIBC.malloc(256))
+    ),  # an object of a library, of which neither Python nor the plugin has a count
     "a step leaves out slots whose tokens lie past 2 GiB": row(
         "StepsInThirtyOneBits", 9, "update_inputs", low_slots
     ),  # an int, and a check of bounds
