@@ -56,54 +56,24 @@ def wide(length: int, slots: int) -> StateConfig:
     )  # fmt: skip
 
 
-def follow(kit: Kit, where: str, name: str = "") -> None:
-    """Let requests that nearly equal each other enter, and others that nearly equal them follow in their slots."""
-    __tracebackhide__ = True
+@guarantee(9, also=(11, 19))
+@pytest.mark.parametrize("names", ["each its own", "used again"])
+@pytest.mark.parametrize("where", ["the same slot at once", "the same slot", "another slot"])
+def test_g09_requests_that_nearly_equal_others_are_each_their_own(kit: Kit, where: str, names: str) -> None:
+    """In one batch, and one after the other in a slot: nothing is known by a row's head or tail, or by a name."""
     for length in sizes(kit, "tokens or blocks that a row shares with another"):
         fixture, row = World(kit, wide(length, 2 * len(NEAR))), tuple(range(100, 100 + length))
-        rows, slots = [near(row) for near in NEAR.values()], range(len(NEAR))
         for turn in range(3):  # each with its neighbours', and then its own again
             gone = fixture.leaving(fixture.model.residents, TaskKind.ABORTED)
-            if gone and where != "the same slot at once":
+            if where != "the same slot at once":
                 fixture.enter(gone)
                 gone = []
-            places = [2 * slot + turn % 2 * (where == "another slot") for slot in slots]
-            mine = [row if (slot + turn) % 2 else rows[slot] for slot in slots]
-            made = [
-                entering(fixture, *each, f"{name}{each[0] // 2}" if name else "")
-                for each in zip(places, mine, strict=True)
-            ]
-            fixture.enter([*gone, *made])
-            fixture.check(f"requests that differ by one of {length} tokens followed others in {where}")
+            for at, near in enumerate(NEAR.values()):
+                slot, name = 2 * at + turn % 2 * (where == "another slot"), f"again-{at}" if "again" in names else ""
+                gone.append(entering(fixture, slot, row if (at + turn) % 2 else near(row), name))
+            fixture.enter(gone)
+            fixture.check(f"requests that differ by one of {length} tokens followed others in {where}, names {names}")
             fixture.output(fixture.step(range(2 * len(NEAR))))
-
-
-WHERE = ("the same slot at once", "the same slot", "another slot")
-
-
-@guarantee(9, also=(11,))
-@pytest.mark.parametrize("where", WHERE)
-def test_g09_rows_that_nearly_equal_others_are_each_their_own(kit: Kit, where: str) -> None:
-    kit.once(("near", where), lambda: follow(kit, where))
-
-
-@guarantee(11, also=(9,))
-@pytest.mark.parametrize("where", WHERE)
-def test_g11_a_row_that_nearly_equals_its_slots_former_one_is_whole(kit: Kit, where: str) -> None:
-    kit.once(("near", where), lambda: follow(kit, where))
-
-
-@guarantee(9, also=(11, 19))
-@pytest.mark.parametrize("where", WHERE)
-def test_g09_a_name_that_is_used_again_brings_its_own_parameters(kit: Kit, where: str) -> None:
-    """Three requests of each name, one after the other: what was kept of the first by its name is not the next's."""
-    kit.once(("names", where), lambda: follow(kit, where, "again"))
-
-
-@guarantee(11, also=(9,))
-@pytest.mark.parametrize("where", WHERE)
-def test_g11_nothing_of_a_former_request_of_the_same_name_is_left(kit: Kit, where: str) -> None:
-    kit.once(("names", where), lambda: follow(kit, where, "again"))
 
 
 @guarantee(9, also=(12, 25))

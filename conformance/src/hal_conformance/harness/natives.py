@@ -25,6 +25,10 @@ ALSO = {"event_create_timed": "event_create"}
 """Calls that make the same as another one."""
 
 
+WORK = {"copy_in": "uploads", "launch": "launches", "copy_out": "copies_out"}
+"""Primitives that are one call of the runtime each, and what a device counts them as."""
+
+
 class Counted(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
     """A mixin over primitives: what was made and not given back since it was laid."""
 
@@ -35,49 +39,33 @@ class Counted(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
         return found
 
 
-def _counting(name: str, by: int, kind: str) -> Any:  # noqa: ANN401 (a method)
-    def call(self: Any, *arguments: Any) -> Any:  # noqa: ANN401 (the vendor's)
-        result = getattr(super(Counted, self), name)(*arguments)
-        if by < 0 or result is not None:  # None: pageable memory, which is no object of the runtime
-            self.held[kind] += by
-        return result
-
-    return call
-
-
-for _make, _free in PAIRS.items():
-    setattr(Counted, _make, _counting(_make, 1, _make))
-    setattr(Counted, _free, _counting(_free, -1, _make))
-
-
-for _make, _same in ALSO.items():
-    setattr(Counted, _make, _counting(_make, 1, _same))
-
-
-WORK = {"copy_in": "uploads", "launch": "launches", "copy_out": "copies_out"}
-"""Primitives that are one call of the runtime each, and what a device counts them as."""
-
-
 class Reached(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
-    """A mixin over primitives: ``reached`` counts their calls of the runtime."""
+    """A mixin over primitives: ``reached`` counts their calls of the runtime, by the names of :class:`Counters`."""
 
     @property
     def reached(self) -> Counter[str]:
-        """The counts by the names of :class:`Counters`."""
+        """The counts since it was laid."""
         found: Counter[str] = self.__dict__.setdefault("_reached", Counter())
         return found
 
 
-def _reaching(name: str, kind: str) -> Any:  # noqa: ANN401 (a method)
-    def call(self: Any, *arguments: Any) -> None:  # noqa: ANN401 (the vendor's)
-        getattr(super(Reached, self), name)(*arguments)
-        self.reached[kind] += 1
+def _counting(owner: type, name: str, by: int, kind: str, counts: str) -> None:
+    def call(self: Any, *arguments: Any) -> Any:  # noqa: ANN401 (the vendor's)
+        result = getattr(super(owner, self), name)(*arguments)
+        if name in WORK or by < 0 or result is not None:  # None: pageable memory, which is no object of the runtime
+            getattr(self, counts)[kind] += by
+        return result
 
-    return call
+    setattr(owner, name, call)
 
 
+for _make, _free in PAIRS.items():
+    _counting(Counted, _make, 1, _make, "held")
+    _counting(Counted, _free, -1, _make, "held")
+for _make, _same in ALSO.items():
+    _counting(Counted, _make, 1, _same, "held")
 for _name, _kind in WORK.items():
-    setattr(Reached, _name, _reaching(_name, _kind))
+    _counting(Reached, _name, 1, _kind, "reached")
 
 
 def reaching(device: Device) -> Callable[[], Counters] | None:

@@ -168,24 +168,19 @@ def penalties_of_the_former(call: Call, request: Any, slot: int) -> bytes | None
 
 
 def prefix_leaves(call: Call) -> object:
-    """Take the blocks of requests that leave out of the other slots' tables."""
-    state, memory = call.state, call.state.memory
-    place = state.layout.fields["block_tables"]
-    part = ByteRange(place.offset, place.stride * state.sizes.num_slots)
-
-    def table() -> Any:  # noqa: ANN401 (an array)
-        copied = call.me.copy_out(memory, [part], call.stream)
-        copied.wait()
-        return np.array(copied.data[0]).view(np.int32).reshape(state.sizes.num_slots, -1)
-
-    plain = call.tasks.plain
+    """Take the first blocks of requests that leave out of every slot's table."""
+    state, plain, place = call.state, call.tasks.plain, call.state.layout.fields["block_tables"]
     gone = [slot for kind, slot in zip(plain["kinds"], plain["slots"], strict=True) if kind in LEAVING]
-    if not gone or part.nbytes > 1 << 16:
+    if not gone or place.stride > 1 << 10:
         return call()
-    first_blocks = table()[gone, 0]
-    ticket, after = call(), table()
-    after[:, 0] = np.where(np.isin(after[:, 0], first_blocks), -1, after[:, 0])
-    call.write(memory, (part.offset, after.tobytes()))
+    part, tables = ByteRange(place.offset, place.stride * state.sizes.num_slots), list[Any]()
+    for turn in range(2):
+        ticket = call() if turn else None
+        copied = call.me.copy_out(state.memory, [part], call.stream)
+        copied.wait()
+        tables.append(np.array(copied.data[0]).view(np.int32).reshape(state.sizes.num_slots, -1))
+    tables[1][np.isin(tables[1][:, 0], tables[0][gone, 0]), 0] = -1
+    call.write(state.memory, (part.offset, tables[1].tobytes()))
     return ticket
 
 
