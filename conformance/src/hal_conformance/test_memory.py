@@ -232,7 +232,7 @@ ROUND_THE_RING = 6_000
 TURNS: dict[str, tuple[tuple[str, ...], int]] = {
     "values and copies": ((*hook_calls.VALUES, "copy_out"), 1), "batches": (("insert and leave",), 4)
 }  # fmt: skip
-"""Calls that take turns, and the share of the calls that are made of them."""
+"""Calls that take turns, and how many of the others each of them is worth."""
 
 
 @guarantee(26)
@@ -243,7 +243,7 @@ def test_g26_thousands_of_calls_keep_no_bytes_of_the_process(kit: Kit, what: str
     calls = max(sizes(kit, "calls of which none keeps memory")) // 4 // share
     one = Kit(kit.subject, kit.effort)
     fixture, lost = hook_calls.working(one), list[int]()
-    most, after = (SMALLEST + 1024 * forgiven(kit, 1)) * calls, held()
+    most, after = (SMALLEST + 1024 * forgiven(kit, 1)) * calls * share, held()
     for turn in range(1 + max(4, ROUND_THE_RING // calls)):
         before = after
         for at in range(calls if turn else calls // 2):  # the first fills pools
