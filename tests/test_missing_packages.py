@@ -44,13 +44,14 @@ def without(folder, hidden, *arguments):
 
 MISSING = [
     ("paddle", RUN, "setuptools, or a build of Paddle for your accelerator; --runner torch needs none"),
-    ("setuptools", RUN, "pip install 'setuptools'"),
+    ("setuptools", RUN, "pip install 'setuptools>="),
     ("hal_core", RUN, "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("devices",), "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("tail", "ipc:///nowhere/x"), "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("conform", "cpu"), "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("--version",), "it comes with hal: pip install ./core in hal's checkout"),
     ("ray", (*RUN, "--tp", "2", "--launcher", "ray"), "pip install 'ray>=2.40'"),
+    ("perfetto", (*RUN, "--trace", "x"), "pip install 'perfetto>="),
     ("typer", ("--version",), "pip install 'typer>="),
     ("tokenizers", RUN, "pip install 'tokenizers>="),
     ("cryptography", ("tail", "tcp://127.0.0.1:*", "--key", "key"), "pip install 'cryptography>="),

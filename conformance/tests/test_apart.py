@@ -28,8 +28,8 @@ def test_the_result_comes_back_and_nothing_of_the_process_is_left():
 )
 def test_what_ends_the_process_is_told_with_what_it_was_doing(end, why, capfd):
     def work(say):
-        say("test_one")
-        say("test_two")
+        say(doing="test_one")
+        say(doing="test_two")
         end()
 
     ended = apart(work)

@@ -9,7 +9,7 @@ import pytest
 from hal_conformance.kit import Effort
 from hal_conformance.report import reproduction
 from hal_conformance.report.outcomes import LONGEST, clipped
-from hal_conformance.report.report import cause_of
+from hal_conformance.report.report import cause_of, message_of
 
 pytestmark = pytest.mark.long(15)
 WARM = ("numpy", "hypothesis.stateful", "pytest")
@@ -136,6 +136,30 @@ def test_a_foreign_error_is_shown_once_with_draws_and_plugin_frames(conform):
     assert "in stumble\n" in report
     assert "^^^" not in report
     assert "data=data" not in report
+
+
+def raised_in(*files):
+    """Return the message of an error through functions of these files, the last of which raises it."""
+    call = {}.__getitem__
+    for file in reversed(files):
+        made = {"call": call, "name": "what is not there"}
+        exec(compile("def run(name):\n    call(name)", file, "exec"), made)
+        call = made["run"]
+    with pytest.raises(KeyError) as raised:
+        call("what is not there")
+    error = raised.value
+    error.__traceback__ = error.__traceback__.tb_next  # this function's own
+    return message_of(error)
+
+
+def test_an_error_in_the_kits_own_code_has_no_frames_of_pytest():
+    """As of a property, which Hypothesis and pytest call: all frames are callers' of the plugin's code."""
+    kit, pytests = "/x/hal_conformance/test_any.py", ["/x/_pytest/python.py", "/x/hypothesis/core.py", "/x/pluggy/a.py"]
+    message = raised_in(*pytests, kit)
+    assert f'File "{kit}"' in message
+    assert not [name for name in pytests if name in message]
+    vendors = raised_in(*pytests, kit, "/x/vendor.py")
+    assert ("/x/vendor.py" in vendors, kit in vendors) == (True, False)
 
 
 def test_cases_of_one_test_have_one_cause():

@@ -30,7 +30,9 @@ COMMANDS = {
     "tail": "print what workers send to a url",
     "conform": "check that a device keeps the contract",
     "new-plugin": "make a package for a device of your own",
+    "new-runner": "make a package with a runner around a model of your own",
     "doctor": "check this machine and its plugins",
+    "bench": "time the hooks of a device",
 }
 """Each command and its description. Its module is an entry point of the group ``hal.commands``; hal's own are imported
 by name. The module's function is ``command``, or ``run``, which gets all arguments, beside a table ``TYPED``. Other
