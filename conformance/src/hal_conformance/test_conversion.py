@@ -19,12 +19,12 @@ from .draw.values import LAYOUTS, contained, draw_dtype, fitting, of_dtype, scal
 from .draw.views import draw_view
 from .fixtures.block import Block
 from .fixtures.large_blocks import GAP, LargeBlock
+from .fixtures.sizes import sizes
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import arrive
 from .harness.bits import FLOATS, Array, HostTensor, given, words
 from .harness.guarantees import guarantee
-from .harness.sizes import sizes
 from .kit import Draw, Kit, examples
 from .oracle.values import REFUSED, converted
 

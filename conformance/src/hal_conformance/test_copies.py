@@ -13,13 +13,13 @@ import pytest
 from hal_core.memory.views import ByteRange
 
 from .fixtures.prepared_calls import assert_alike, assert_copied
+from .fixtures.sizes import sizes
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_no_error
 from .harness.backdoor import arrive, drain
 from .harness.bits import noise
 from .harness.guarantees import guarantee
-from .harness.sizes import sizes
 from .kit import Kit
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from hal_core.slots.tasks import Task, TaskKind
 from msgspec import structs
 
 from .fixtures.many import MANY, blocks, filled, handoff, prefill, prompt, request, stepped, varied
+from .fixtures.sizes import GREAT, need, sizes
 from .fixtures.world import FOLLOWER, World, assert_rows
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
-from .harness.sizes import GREAT, need, sizes
 from .kit import Kit
 from .liars import faults
 from .test_faults import attempt, under

@@ -16,13 +16,13 @@ from hal_core.memory.views import ByteRange, View
 from .fixtures.large_blocks import GAP, LargeBlock, comb, elements
 from .fixtures.large_offsets import BORDERS, HugeBlock
 from .fixtures.prepared_calls import assert_copied
+from .fixtures.sizes import SIZES
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
 from .harness.bits import Array, noise
 from .harness.guarantees import guarantee
 from .harness.reached import PAST, Reached, past
-from .harness.sizes import SIZES
 from .harness.waiters import A_WHILE
 from .kit import Kit
 from .test_copies import stream_cases

@@ -25,6 +25,7 @@ from hal_core.slots.layout import ALIGNMENT
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures import hook_calls
+from .fixtures.sizes import sizes
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_raises
@@ -32,7 +33,6 @@ from .harness.backdoor import PATIENCE, arrive, drain
 from .harness.claims import note_allowance
 from .harness.guarantees import guarantee
 from .harness.sinks import FullSink
-from .harness.sizes import sizes
 from .kit import Kit
 
 SMALL = (1, 2, 7, 8, 63, 64, 65, 100, 127, 129, 1000, 4095, 4097, 65537, 1 << 20, (1 << 20) + 3)

@@ -14,10 +14,10 @@ from hal_core.slots.fields import FinishReason, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.large_blocks import LargeBlock
+from .fixtures.sizes import sizes
 from .fixtures.world import World
 from .harness.bits import noise
 from .harness.guarantees import guarantee
-from .harness.sizes import sizes
 from .kit import Kit
 
 Row = tuple[int, ...]

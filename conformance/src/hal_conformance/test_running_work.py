@@ -19,6 +19,7 @@ from .fixtures import hook_calls
 from .fixtures.hook_cases import HOOK_CASES
 from .fixtures.prepared_calls import assert_copied
 from .fixtures.ring_cases import NEEDS, impatient, in_its_time, refusal
+from .fixtures.sizes import sizes
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
@@ -26,7 +27,6 @@ from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.guarantees import guarantee
 from .harness.lies import lay_below
-from .harness.sizes import sizes
 from .harness.waiters import SHORT, come_true, times_out_at_once
 from .kit import Kit
 from .test_tickets import STREAMS, prepared, stream_of

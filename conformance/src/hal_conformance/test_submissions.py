@@ -22,6 +22,7 @@ from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch
 from .fixtures.hook_cases import RICH
 from .fixtures.many import MANY, blocks, handoff, prefill, request
+from .fixtures.sizes import sizes as sizes_of
 from .fixtures.stepping import run_step
 from .fixtures.world import World
 from .harness import backdoor
@@ -29,7 +30,6 @@ from .harness.backdoor import arrive, poisoned
 from .harness.guarantees import guarantee
 from .harness.natives import reaching
 from .harness.reached import Reached
-from .harness.sizes import sizes as sizes_of
 from .kit import Draw, Kit, examples
 
 A_CALL = 2
