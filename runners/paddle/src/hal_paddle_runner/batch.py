@@ -164,8 +164,9 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
 
 
 def padded(count: int) -> int:
-    """Return the class of a size: the next number of at most three significant bits, at most a quarter larger."""
-    step = 1 << max(0, (int(count) - 1).bit_length() - 3)
+    """Return the class of a size: the next number of two significant bits, at most a half larger, above 64 of three, at
+    most a quarter larger."""
+    step = 1 << max(0, (int(count) - 1).bit_length() - (2 if count <= 64 else 3))
     return -(-int(count) // step) * step
 
 

@@ -123,6 +123,7 @@ class LlamaModel:
 
     def _prepare(self, tensors: dict[str, np.ndarray]) -> None:
         """Prepare the layers' calls, if the library for them can be used."""
+        self._embeddings = shared_array(self.weights.embedding)
         try:
             self.prepared = PreparedDecoder(self.config, self.local, tensors, self.ranks, self._embed, self.turned)
         except Unsuitable as why:
@@ -266,7 +267,7 @@ class LlamaModel:
     def _embed(self, token_ids: np.ndarray, rows: np.ndarray) -> None:
         """Write them to rows in host memory."""
         if self.ranks is None:
-            np.take(shared_array(self.weights.embedding), token_ids, axis=0, out=rows, mode="clip")
+            self._embeddings.take(token_ids, 0, rows, "clip")
         else:
             rows[:] = self.embedded(token_ids).numpy()
 

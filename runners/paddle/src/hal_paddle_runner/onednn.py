@@ -7,7 +7,6 @@ The library is the one in Paddle's wheel, which Paddle has loaded. A :class:`Ker
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
@@ -24,9 +23,9 @@ NAME, MAJOR = "libdnnl.so.3", 3
 
 # Constants of dnnl_types.h.
 _CPU, _IN_ORDER, _F32, _ANY, _INFERENCE = 1, 1, 3, 1, 96
-_SRC, _WEIGHTS, _DST, _BIAS, _POST, _SRC_1 = 1, 33, 17, 41, 32768, 2
+_SRC, _WEIGHTS, _DST, _BIAS, _SCRATCH, _POST, _SRC_1, _OURS = 1, 33, 17, 41, 80, 32768, 2, 1
 _SWISH, _SOFTMAX, _ADD, _MUL = 0x2C, 0x30000, 0x1FFF0, 0x1FFF1
-_NAME_OF, _WEIGHTS_OF = 8, 131
+_NAME_OF, _WEIGHTS_OF, _SCRATCH_OF = 8, 131, 136
 
 
 class Unsuitable(Exception):
@@ -39,11 +38,12 @@ class _Argument(ctypes.Structure):
 
 class Handle:
     """An object of the library's, destroyed with this one. ``kept``: what it points to. A kernel has ``name``, its
-    implementation's, and ``weights``, the layout that it wants them in."""
+    implementation's, and ``weights``, the layout that it wants them in; ``scratch`` is that of its working memory."""
 
-    __slots__ = ("_destroy", "kept", "name", "raw", "weights")
+    __slots__ = ("_destroy", "kept", "name", "raw", "scratch", "weights")
     name: str
     weights: Handle
+    scratch: Handle
 
     def __init__(self, destroy: Callable[[c_void_p], object], kept: object = None) -> None:
         self.raw, self._destroy, self.kept = c_void_p(), destroy, kept
@@ -63,9 +63,8 @@ def library_path() -> Path:
     return Path(paddle.__file__).parent / "libs" / NAME
 
 
-@functools.cache
 def open_library(path: Path) -> OneDnn:
-    """Return the library; raises :class:`Unsuitable` if it cannot be used."""
+    """Return the library for one thread at a time; raises :class:`Unsuitable` if it cannot be used."""
     try:
         found = ctypes.CDLL(str(path))
     except OSError as error:
@@ -90,6 +89,8 @@ class OneDnn:
         engine = self._made("engine", "engine_create", _CPU, c_size_t(0))
         stream = self._made("stream", "stream_create", engine.raw, c_uint(_IN_ORDER))
         self._kept, self._engine, self._stream = (engine, stream), engine.raw, stream.raw
+        self._scratch = aligned(0)
+        self.check(found.dnnl_set_primitive_cache_capacity(0))  # it would keep a thousand, of 280 KB each
 
     def _made(self, kind: str, create: str, *arguments: object, kept: object = None) -> Handle:
         """Return the object that a function of the library writes to its first argument."""
@@ -141,6 +142,7 @@ class OneDnn:
                 self.check(self._all.dnnl_post_ops_append_binary(posts.raw, kind, layouts.pop(0).raw))
         attributes = self._made("primitive_attr", "primitive_attr_create")
         self.check(self._all.dnnl_primitive_attr_set_post_ops(attributes.raw, posts.raw))
+        self.check(self._all.dnnl_primitive_attr_set_scratchpad_mode(attributes.raw, _OURS))  # each would have its own
         wanted = (x.raw, weights.raw, None if bias is None else bias.raw, y.raw, attributes.raw)
         return self._kernel("matmul_primitive_desc_create", self._engine, *wanted)
 
@@ -154,8 +156,10 @@ class OneDnn:
         kernel = self._made("primitive", "primitive_create", described.raw, kept=described)
         name = c_char_p()
         self.check(self._all.dnnl_primitive_desc_query(described.raw, _NAME_OF, 0, byref(name)))
-        kernel.name, kernel.weights = (name.value or b"").decode(), Handle(bool, described)  # the description's own
-        kernel.weights.raw = c_void_p(self._all.dnnl_primitive_desc_query_md(described.raw, _WEIGHTS_OF, 0))
+        kernel.name = (name.value or b"").decode()
+        kernel.weights, kernel.scratch = Handle(bool, described), Handle(bool, described)  # the description's own
+        for layout, what in ((kernel.weights, _WEIGHTS_OF), (kernel.scratch, _SCRATCH_OF)):
+            layout.raw = c_void_p(self._all.dnnl_primitive_desc_query_md(described.raw, what, 0))
         return kernel
 
     def call(self, kernel: Kernel, x: Memory, weights: Memory | None, y: Memory, **extra: Memory) -> Call:
@@ -165,6 +169,10 @@ class OneDnn:
         for name, memory in extra.items():
             kind = _BIAS if name == "bias" else _POST * (int(name.removeprefix("end")) + 1) | _SRC_1
             given.append((kind, memory))
+        if size := self._all.dnnl_memory_desc_get_size(kernel.scratch.raw):
+            if size > self._scratch.nbytes:
+                self._scratch = aligned(size // 2)  # twice as much, in numbers of 4 bytes
+            given.append((_SCRATCH, self.memory(kernel.scratch, self._scratch)))
         array = (_Argument * len(given))(*[_Argument(kind, memory.raw) for kind, memory in given])
         address = ctypes.cast(array, c_void_p)
         address.kept = (array, kernel, given)  # type: ignore[attr-defined]

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from .ranks import TensorRanks
 
 Array = np.ndarray[Any, Any]
-MOST_KEPT = 128
-"""Most kept classes of attention, and most kept orders of rows."""
+MOST_KEPT = 32
+"""Most kept classes of attention of a kind (600 KB each: the library describes a product in 280), and most kept orders
+of rows."""
 LOAD_SECONDS = 0.3
-"""Most time in which classes are made before the first step; a later one is made when a step needs it (1 to 5 ms)."""
+"""Most time in which classes are made before the first step; a later one is made when a step needs it: in
+some 3 ms one of rows, in less than 1 ms one of attention."""
 
 
 @dataclass
@@ -100,7 +102,8 @@ class PreparedDecoder:
         self._views = [(array, array.reshape(-1, width)) for array in arrays]
 
     def prepare(self, most_rows: int) -> str:
-        """Make the classes of decode steps of up to so many rows, the largest first; return a line about it."""
+        """Make the classes of decode steps of up to so many rows, the largest first, whose memory the others share;
+        return a line about it."""
         began, wanted = time.perf_counter(), sorted({padded(rows) for rows in range(1, most_rows + 1)}, reverse=True)
         made = 0
         for rows in wanted:
@@ -169,16 +172,16 @@ class PreparedDecoder:
         execute, rows, failed = self._execute, plan.rows, 0
         if plan.order is not None:
             width = self.weights.width
-            np.take(rows.queries.reshape(-1, width), plan.order.query_index, axis=0, out=plan.joined[0], mode="clip")
+            rows.queries.reshape(-1, width).take(plan.order.query_index, 0, plan.joined[0], "clip")
         for attention, index, cached in plan.groups:
-            np.take(pieces, index, axis=0, out=cached, mode="clip")
+            pieces.take(index, 0, cached, "clip")
             first, second, third = attention.calls
             failed |= execute(*first)
             failed |= execute(*second)
             failed |= execute(*third)
         if plan.order is not None:
             result = rows.attended[: plan.tokens].reshape(-1, width)
-            np.take(plan.joined[1], plan.order.merge_index, axis=0, out=result, mode="clip")
+            plan.joined[1].take(plan.order.merge_index, 0, result, "clip")
         return failed
 
     def _sum(self, ranks: TensorRanks, plan: _Plan, bias: Floats | None) -> None:
