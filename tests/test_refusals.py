@@ -121,6 +121,10 @@ ROWS = [
     ((*CPU, "--speculate", "oracle"), "--speculate: no installed proposer is called 'oracle'; installed: "),
     ((*CPU, "--record", "/nowhere/x"), "--record: No such file or directory: /nowhere/x (make its folder, or name"),
     ((*CPU, "--record", "/"), "--record: Is a directory: / (name a file in it)"),
+    ((*CPU, "--live"), "--live: standard error is no terminal (leave it out)"),
+    ((*CPU, "--live", "-q"), "--live: it contradicts --quiet (leave it out)"),
+    ((*CPU, "--trace", "/nowhere/x"), "--trace: /nowhere/x: No such file or directory (give a file in a folder that"),
+    ((*CPU, "--trace", "/"), "--trace: /: Is a directory (give a file in a folder that"),
     # ranks and splits
     ((*CPU, "--record", "x", "--tp", "2"), "--record: a recording has the calls of one rank (leave it out, or run one"),
     ((*CPU, "--runner", "a:b", "--tp", "2", "--sampling", "every-rank"), "--sampling: it concerns the Paddle model"),

@@ -31,6 +31,7 @@ COMMANDS = {
     "conform": "check that a device keeps the contract",
     "new-plugin": "make a package for a device of your own",
     "doctor": "check this machine and its plugins",
+    "bench": "time the hooks of a device",
 }
 """Each command and its description. Its module is an entry point of the group ``hal.commands``; hal's own are imported
 by name. The module's function is ``command``, or ``run``, which gets all arguments, beside a table ``TYPED``. Other

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from hal_core import FinishReason, HalError
+from hal_engine.generation import AsyncEngine
 from hal_engine.generation.plan import ModelPlan
 from hal_engine.model.streaming import StreamDecoder
+from hal_engine.options import engine_options
+from hal_engine.serving import Settings
 from hal_engine.serving.answers import Answers, Wanted
+from hal_engine.serving.app import Server
 from hal_engine.serving.drain import Drain
 from hal_engine.serving.events import Events
 from hal_engine.serving.metrics import SHORT, Gaps, Metrics
@@ -333,3 +338,42 @@ def test_whole_characters_are_decoded_once_at_most():
     text += "".join(decoder.push([token]) for token in tokens[4:8]) + decoder.push(tokens[8:])
     assert len(decoded) == before
     assert text == TOKENIZER.decode(tokens[3:])
+
+
+def test_a_request_of_token_ids_waits_for_no_thread_and_a_turn_of_the_loop_at_a_time(monkeypatch):
+    """Each wait of a request lasts a step's events where many streams run, so that a first token comes late. Counted
+    are turns of the event loop: to the engine's request, and from its first part to the event."""
+    plan = ModelPlan(None)
+    engine = AsyncEngine.of(plan, plan.serve(engine_options({"device": "cpu", "slots": 2})))
+    begun, turns, client, threads = [], [0], Client(), {*threading.enumerate()}
+    monkeypatch.setattr(engine, "begin", lambda ids, params, put, **options: begun.append(put) or (lambda: None))
+    server = Server(engine, Settings(model="m"), Drain(0.0), lambda error, ran: None)
+    server._opened.set()
+    content = json.dumps({"prompt": [1, 2, 3], "stream": True, "max_tokens": 2}).encode()
+    messages = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def receive():
+        return messages.pop() if messages else await client.receive()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+
+        def turn():
+            turns[0] += 1
+            loop.call_soon(turn)
+
+        headers = [(b"content-length", b"%d" % len(content)), (b"host", b"localhost")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers, "query_string": b""}
+        task = asyncio.create_task(server.app()(scope, receive, client.send))
+        loop.call_soon(turn)
+        await until(lambda: begun)
+        assert turns[0] <= 1
+        turns[0] = 0
+        begun[0](Part("a", (1,)))
+        await until(lambda: client.writes)
+        assert turns[0] <= 2
+        client.leaves.set()
+        await task
+
+    asyncio.run(asyncio.wait_for(main(), HANGS))
+    assert {*threading.enumerate()} <= threads

@@ -42,7 +42,7 @@ def other_first_token(message, data):
 
 
 def other_facts(message, data):
-    message.facts = b"12345678"
+    message.facts_digest = b"12345678"
     return message, data
 
 

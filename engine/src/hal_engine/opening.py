@@ -23,6 +23,7 @@ from hal_engine.proposers.checks import no_drafts, refused_with_runner
 from hal_engine.steppers import open_runner
 from hal_engine.stepping import AUTO, DEFAULT, Acceptance, check_runs, choose_runner, needs_host, overlap_of, title_of
 from hal_engine.timeouts import TIMEOUTS
+from hal_engine.tracing import begin_trace, traced
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice
@@ -86,6 +87,7 @@ def open_engine(
     """
     if not setup.several:  # ranks look for themselves, on their own hosts
         check_runner(setup)
+    begin_trace(setup.trace)
     with _ranks(setup, on_record, host, note) if setup.several else _here(setup, on_record, host, record) as opened:
         yield opened
         opened.engine.stop()
@@ -106,6 +108,7 @@ def _here(
     with open_as_asked(setup.device, setup.require) as device, ExitStack() as stack:
         if record is not None:
             stack.enter_context(_recorded(record, device))
+        stack.enter_context(traced(setup.trace, device, "engine"))
         name, why_default = _choose(setup, device)
         check_runs(name)
         overlap_of(setup.overlap, device, title_of(name), needs_host(name))  # before the model is loaded

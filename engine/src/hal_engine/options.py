@@ -6,6 +6,7 @@ settings that an engine process and ranks are sent are these fields.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -116,6 +117,11 @@ def checkpoint_of(given: str | None) -> str | None:
     from hal_engine.model.hub import find_checkpoint
 
     return None if given is None else str(find_checkpoint(given))
+
+
+def file_of(given: str | None) -> str | None:
+    """Return a file's path for processes that have another working folder."""
+    return None if given is None else os.path.abspath(given)
 
 
 class Ranks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -308,6 +314,15 @@ class EngineOptions(Ranks, frozen=True, kw_only=True, omit_defaults=True):
             f"{USUAL_DRAFTS} by default), or of a --runner that drafts on the device (by default none).",
             "N",
             panel="speculation",
+        ),
+    ] = None
+    trace: Annotated[
+        str | None,
+        option(
+            "Write what steps, hooks and tickets took to a file, for ui.perfetto.dev.",
+            "FILE",
+            panel="output",
+            read=file_of,
         ),
     ] = None
     acceptance: Annotated[

@@ -17,7 +17,7 @@ class Tensor:
 
     def __init__(self, bound, values):
         self.memory = bound.device.allocate(values.nbytes)
-        bound.device.upload(self.memory.address, values.reshape(-1).view(np.uint8), bound.device.uploads).wait(10)
+        bound.device.upload(self.memory.address, values.reshape(-1).view(np.uint8), bound.device.upload_stream).wait(10)
         self.shape, self.kind = values.shape, values.dtype.str
 
     @property

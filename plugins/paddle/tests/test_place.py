@@ -40,7 +40,7 @@ def test_the_values_of_many_writes_are_those_of_each_of_them(data):
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=count, max_size=count))
     writes = np.zeros(count, WRITE)
     writes["nbytes"] = 8 * np.array(sizes if data.draw(st.booleans()) else sizes[:1] * count)
-    writes["pattern"] = np.array(kinds)[np.arange(count) % len(kinds)]
+    writes["pattern_bytes"] = np.array(kinds)[np.arange(count) % len(kinds)]
     ends = writes["nbytes"].cumsum()
     writes["source"] = ends - writes["nbytes"] + data.draw(st.sampled_from([0, 8]))
     if data.draw(st.booleans()):

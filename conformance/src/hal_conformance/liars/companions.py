@@ -177,7 +177,7 @@ def shared_payloads(call: Call) -> object:
     for one in call.plans[:-1]:
         begin += len(one.flat().writes)
     copies = plan.writes[begin:]
-    copies["source"][copies["pattern"] == 0] = 0
+    copies["source"][copies["pattern_bytes"] == 0] = 0
     return plan
 
 

@@ -213,14 +213,14 @@ def without_fills(call: Call) -> object:
     writes = call.plan.writes
     if len(writes) >= 30:  # every column of a new state is filled; without that the bug would be obvious
         return call()
-    return call(plan=replanned(call.plan, writes=writes[writes["pattern"] == 0]))
+    return call(plan=replanned(call.plan, writes=writes[writes["pattern_bytes"] == 0]))
 
 
 def short_rows(call: Call) -> object:
     if not call.me.__dict__.get("inserting"):
         return call()
     writes = call.plan.writes.copy()
-    writes["nbytes"] = np.where(writes["pattern"] == 0, writes["nbytes"] & 0xFFFF, writes["nbytes"])
+    writes["nbytes"] = np.where(writes["pattern_bytes"] == 0, writes["nbytes"] & 0xFFFF, writes["nbytes"])
     return call(plan=replanned(call.plan, writes=writes[writes["nbytes"] > 0]))
 
 

@@ -93,7 +93,7 @@ class AsyncDevice(StreamDevice):
         if found is None:
             data = np.ascontiguousarray(scatter_map).view(np.uint8).reshape(-1)
             memory = self.allocate(data.nbytes)
-            if not self.upload(memory.address, data, self.uploads).wait(self.staging.deadline):
+            if not self.upload(memory.address, data, self.upload_stream).wait(self.staging.deadline):
                 raise self.deadline_error(f"the map of a state was not uploaded in {self.staging.deadline} s")
             found = self._tables[id(scatter_map)] = memory, slots
             weakref.finalize(scatter_map, self._tables.pop, id(scatter_map), None)
@@ -147,7 +147,7 @@ class AsyncDevice(StreamDevice):
         if data.nbytes > self.value_limit:
             self.wait_for_queued_work(data.nbytes, stream)
         uploaded = self.allocate(data.nbytes)
-        stream.wait(self.upload_pieces(uploaded.address, data, self.uploads))
+        stream.wait(self.upload_pieces(uploaded.address, data, self.upload_stream))
         return uploaded
 
     def wait_for_queued_work(self, nbytes: int, stream: AsyncStream) -> None:

@@ -94,7 +94,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         self.copy_type: type[AsyncCopy] = QuietCopy if self.raises_faults else AsyncCopy
         self._wrapped: dict[int, AsyncStream] = {}
         self._main: AsyncStream | None = None
-        self.uploads = self._made()  # for uploads that run beside all other work and are waited for
+        self.upload_stream = self._made()  # for uploads that run beside all other work and are waited for
         self._spares = [self._made() for _ in range(SPARES)]
         _open.add(self)
         give_back_dropped()
@@ -264,7 +264,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
             self.staging.close()
             self.blocks.close(self.staging.deadline)
             self._main = None
-            del self.uploads
+            del self.upload_stream
             self._wrapped.clear()
             self._spares.clear()
             self.retired.close(self.staging.deadline)

@@ -35,10 +35,10 @@ class _Message(msgspec.Struct, tag=True, array_like=True, gc=False):
 
 
 class Blocks(_Message, gc=False):
-    """Contents of the promised blocks from number ``first``. ``facts``: digest of the sender's fingerprint."""
+    """Contents of the promised blocks from number ``first``. ``facts_digest``: digest of the sender's fingerprint."""
 
     first: int
-    facts: bytes
+    facts_digest: bytes
     crcs: list[int]
 
 

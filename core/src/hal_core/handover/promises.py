@@ -115,7 +115,7 @@ class Promises:
 
     def _wrong(self, promise: Promise, message: Blocks, data: memoryview) -> str:
         count = len(message.crcs)
-        if message.facts != self._digest:
+        if message.facts_digest != self._digest:
             return "the sender's blocks differ from those here: its fingerprint is another"
         if message.first < 0 or not count or message.first + count > len(promise.blocks):
             return f"blocks {message.first} to {message.first + count - 1} came, {len(promise.blocks)} are reserved"

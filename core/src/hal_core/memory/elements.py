@@ -98,12 +98,12 @@ def _values(writes: Rows, payload: Bytes) -> list[Any]:
     if len(writes) > FEW:
         source, nbytes = writes["source"].astype(np.int64), writes["nbytes"].astype(np.int64)
         ends = nbytes.cumsum()
-        if not writes["pattern"].any():
+        if not writes["pattern_bytes"].any():
             first = int(source[0])
             if np.array_equal(source - first, ends - nbytes):  # the layout of a packed strided value
                 return [payload[first : first + int(ends[-1])]]
             return [payload[np.repeat(source - (ends - nbytes), nbytes) + np.arange(int(ends[-1]))]]
-        if writes["pattern"].all() and (nbytes == nbytes[0]).all():
+        if writes["pattern_bytes"].all() and (nbytes == nbytes[0]).all():
             size = int(nbytes[0])
             cycles = np.ascontiguousarray(writes["source"]).view(np.uint8).reshape(-1, 8)
             return [np.ascontiguousarray(np.tile(cycles, -(-size // 8))[:, :size])]

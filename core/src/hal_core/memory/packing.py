@@ -104,6 +104,6 @@ def cut(writes: np.ndarray[Any, np.dtype[np.void]], longest: int) -> np.ndarray[
     skip = (np.arange(len(index)) - first[index]).astype(np.uint64) * np.uint64(longest)
     rows = writes[index]
     rows["dst"] += skip
-    rows["source"] += np.where(rows["pattern"] == 0, skip, 0).astype(np.uint64)
+    rows["source"] += np.where(rows["pattern_bytes"] == 0, skip, 0).astype(np.uint64)
     rows["nbytes"] = np.minimum(writes["nbytes"][index] - skip, longest)
     return rows

@@ -24,10 +24,10 @@ Buffer = Any
 """bytes, or a contiguous uint8 array (which type checkers accept as a buffer from Python 3.12 on)."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern", "<u4")])
-"""One descriptor, 24 bytes. ``dst``: byte offset into the memory. ``pattern`` 0: copy ``nbytes`` from byte ``source``
-of the payload. ``pattern`` 1, 2, 4 or 8: fill ``nbytes`` with a pattern of that many bytes, which ``source`` holds
-repeated to 8 bytes (so that a device may write 8 bytes at a time at any aligned address)."""
+WRITE = np.dtype([("dst", "<u8"), ("source", "<u8"), ("nbytes", "<u4"), ("pattern_bytes", "<u4")])
+"""One descriptor, 24 bytes. ``dst``: byte offset into the memory. ``pattern_bytes`` 0: copy ``nbytes`` from byte
+``source`` of the payload. ``pattern_bytes`` 1, 2, 4 or 8: fill ``nbytes`` with a pattern of that many bytes, which
+``source`` holds repeated to 8 bytes (so that a device may write 8 bytes at a time at any aligned address)."""
 
 LONGEST = 2**32 - 1
 """Bytes of the longest write that a descriptor holds."""
@@ -82,7 +82,9 @@ class WritePlan:
         """Return this plan and a disjoint one of the same memory as one plan; the other must have no records."""
         flat = other.flat()
         writes = flat.writes.copy()
-        writes["source"][writes["pattern"] == 0] += np.uint64(sum([memoryview(piece).nbytes for piece in self.pieces]))
+        writes["source"][writes["pattern_bytes"] == 0] += np.uint64(
+            sum([memoryview(piece).nbytes for piece in self.pieces])
+        )
         return WritePlan(self.memory, np.concatenate([self.writes, writes]), [*self.pieces, *flat.pieces], self.records)
 
     def flat(self) -> WritePlan:
@@ -101,7 +103,8 @@ class WritePlan:
 
 
 class PlanBuilder:
-    """Collects writes: descriptors as an int64 matrix ``[n, 3]`` (dst, source, pattern << 32 | nbytes), and a payload.
+    """Collects writes: descriptors as an int64 matrix ``[n, 3]`` (dst, source, pattern_bytes << 32 | nbytes), and a
+    payload.
 
     ``copy`` and ``fill`` check their arguments; ``runs``, the unchecked part of ``copy``, is for hot paths.
     """
@@ -187,16 +190,16 @@ def last_wins(writes: np.ndarray[Any, np.dtype[np.void]]) -> np.ndarray[Any, np.
         return writes
     kept: list[tuple[int, int, int, int]] = []
     taken: list[tuple[int, int]] = []  # sorted, disjoint byte ranges that later writes fill
-    for dst, source, nbytes, pattern in reversed(writes.tolist()):
+    for dst, source, nbytes, pattern_bytes in reversed(writes.tolist()):
         for low, high in _uncovered(dst, dst + nbytes, taken):
-            kept.append((low, _advance_source(source, low - dst, pattern), high - low, pattern))
+            kept.append((low, _advance_source(source, low - dst, pattern_bytes), high - low, pattern_bytes))
         taken = _merged(taken, (dst, dst + nbytes))
     return np.array(kept[::-1], WRITE)
 
 
-def _advance_source(source: int, skipped: int, pattern: int) -> int:
+def _advance_source(source: int, skipped: int, pattern_bytes: int) -> int:
     """Return the source of a write after ``skipped`` bytes; a pattern is rotated by them."""
-    if pattern == 0:
+    if pattern_bytes == 0:
         return source + skipped
     turned = (skipped % 8) * 8
     return ((source >> turned) | (source << (64 - turned))) & 0xFFFF_FFFF_FFFF_FFFF if turned else source

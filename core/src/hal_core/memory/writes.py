@@ -143,7 +143,7 @@ def across(plans: Sequence[WritePlan], span: Memory) -> WritePlan:
     for plan in [plan.flat() for plan in plans]:
         writes = plan.writes.copy()
         writes["dst"] += np.uint64(plan.memory.address - span.address)
-        writes["source"][writes["pattern"] == 0] += np.uint64(source)
+        writes["source"][writes["pattern_bytes"] == 0] += np.uint64(source)
         source += sum([memoryview(piece).nbytes for piece in plan.pieces])
         shifted.append(writes)
         pieces += plan.pieces

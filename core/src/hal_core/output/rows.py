@@ -28,40 +28,30 @@ def build_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
 
 
 def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
-    """Return the record of any step."""
-    order = snapshot.order
+    """Return the record of any step.
+
+    Arrays are in batch-id order, one entry a slot, until :func:`_arranged` gives each request its row: a request that
+    left its slot has one too.
+    """
+    order, step = snapshot.order, snapshot.step
     held = snapshot.admission_ids != 0
     counts = np.where(held, columns["accept_num"][order, 0], 0)
     if snapshot.failed:
         over = [snapshot.failed.get(slot, -1) for slot in order.tolist()]
         counts[over == snapshot.admission_ids] = 0
     bad = _out_of_bounds(columns, snapshot, counts, held)
-    step = snapshot.step
     strange = _strange_tokens(columns, snapshot, counts, bad)
     errors = strange | dict(step.errors) | dict(step.late_errors() if step.late_errors is not None else {})
     for slot, message in (*errors.items(), *step.recovered.items()):
         for batch_id in np.flatnonzero(order == slot).tolist():
             bad[batch_id] = message
-    wrong = np.zeros(len(order), np.bool_)
-    wrong[list(bad)] = True
-    counts = np.where(wrong, 0, counts).astype(np.int32)
-    status = np.where(counts > 0, SlotStatus.TOKEN, SlotStatus.NONE).astype(np.uint8)
-    status[wrong] = SlotStatus.ERROR
-    if snapshot.step.recovered:
-        status[np.isin(order, [*snapshot.step.recovered])] = SlotStatus.RECOVERED
-    finish = np.where(counts > 0, columns["stop_reason"][order, 0], 0).astype(np.uint8)
-    finish[wrong] = FinishReason.ERROR
-    positions = np.where(held, columns["step_idx"][order, 0] - counts, 0).astype(np.int64)
-    positions = np.maximum(positions, 0)
-    first = snapshot.prefill_role & (counts > 0) & (positions == 0)
+    counts, per_slot = _slot_rows(columns, snapshot, counts, bad, held)
     parts = _token_parts(columns, snapshot, counts)
-    rows = {"status": status, "finish": finish, "positions": positions, "counts": counts, "first_token": first}
-    if snapshot.step.speculative and snapshot.prefill_role.any():
-        rows["draft_counts"], parts["drafts"] = _drafts(columns, snapshot, first)
+    if step.speculative and snapshot.prefill_role.any():
+        per_slot["draft_counts"], parts["drafts"] = _drafts(columns, snapshot, per_slot["first_token"])
     names, batch_ids, left = _arranged(snapshot, held, bad)
-    source = np.array(batch_ids, np.int64)
-    rows = {name: values[source] for name, values in rows.items()}
-    messages = {row: bad[at] for row, at in enumerate(batch_ids) if at in bad} if bad else {}
+    rows = {name: values[np.array(batch_ids, np.int64)] for name, values in per_slot.items()}
+    messages = {row: bad[batch_id] for row, batch_id in enumerate(batch_ids) if batch_id in bad} if bad else {}
     for row, gone in enumerate(left):
         if gone is not None:
             for values in rows.values():
@@ -69,11 +59,38 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
             rows["status"][row] = gone
             rows["finish"][row] = FinishReason.ABORT if gone is SlotStatus.ABORTED else FinishReason.NONE
             messages.pop(row, None)
-    snapshot.failed.update({int(order[at]): int(snapshot.admission_ids[at]) for at in bad if order[at] in strange})
-    record = OutputRecord(snapshot.step.number, names, messages=messages, **rows, **parts)
+    snapshot.failed.update(
+        {int(order[batch_id]): int(snapshot.admission_ids[batch_id]) for batch_id in bad if order[batch_id] in strange}
+    )
+    record = OutputRecord(step.number, names, messages=messages, **rows, **parts)
     explained = errors.keys() | step.recovered.keys()
-    violations = [text for at, text in bad.items() if int(order[at]) not in explained]
+    violations = [text for batch_id, text in bad.items() if int(order[batch_id]) not in explained]
     return record, batch_ids, _violation(violations, snapshot) if violations else None
+
+
+def _slot_rows(
+    columns: Columns,
+    snapshot: OutputSnapshot,
+    counts: np.ndarray[Any, Any],
+    bad: dict[int, str],
+    held: np.ndarray[Any, Any],
+) -> tuple[np.ndarray[Any, Any], dict[str, np.ndarray[Any, Any]]]:
+    """Return each slot's number of reported tokens (0 for batch ids in ``bad``), and the record's columns that have
+    one value a slot."""
+    order, recovered = snapshot.order, snapshot.step.recovered
+    wrong = np.zeros(len(order), np.bool_)
+    wrong[list(bad)] = True
+    counts = np.where(wrong, 0, counts).astype(np.int32)
+    status = np.where(counts > 0, SlotStatus.TOKEN, SlotStatus.NONE).astype(np.uint8)
+    status[wrong] = SlotStatus.ERROR
+    if recovered:
+        status[np.isin(order, [*recovered])] = SlotStatus.RECOVERED
+    finish = np.where(counts > 0, columns["stop_reason"][order, 0], 0).astype(np.uint8)
+    finish[wrong] = FinishReason.ERROR
+    positions = np.maximum(np.where(held, columns["step_idx"][order, 0] - counts, 0).astype(np.int64), 0)
+    first = snapshot.prefill_role & (counts > 0) & (positions == 0)
+    values = {"status": status, "finish": finish, "positions": positions, "counts": counts, "first_token": first}
+    return counts, values
 
 
 def _violation(texts: list[str], snapshot: OutputSnapshot) -> InvalidValue:
@@ -88,7 +105,7 @@ def _violation(texts: list[str], snapshot: OutputSnapshot) -> InvalidValue:
 def _out_of_bounds(
     columns: Columns, snapshot: OutputSnapshot, counts: np.ndarray[Any, Any], held: np.ndarray[Any, Any]
 ) -> dict[int, str]:
-    """Return row to error text for values of the device that are out of bounds (G21)."""
+    """Return batch id to error text for values of the device that are out of bounds (G21)."""
     order = snapshot.order
     most = snapshot.max_accept if snapshot.step.speculative else 1
     drafts, generated = columns["draft_num"][order, 0], columns["step_idx"][order, 0]
@@ -99,16 +116,18 @@ def _out_of_bounds(
     unknown = held & (counts > 0) & ((reasons < 0) | (reasons > FinishReason.LENGTH))
     wrong |= unknown
     found = {}
-    for row in np.flatnonzero(wrong).tolist():
-        name = snapshot.names[row] or f"slot {int(order[row])}"
-        if replaced[row]:
-            found[row] = f"{name}: the slot holds admission {int(columns['request_serial'][order[row], 0])}"
-        elif unknown[row]:
-            found[row] = f"{name}: stop_reason is {int(reasons[row])}, but a step gives 0 to {int(FinishReason.LENGTH)}"
+    for batch_id in np.flatnonzero(wrong).tolist():
+        name = snapshot.names[batch_id] or f"slot {int(order[batch_id])}"
+        if replaced[batch_id]:
+            found[batch_id] = f"{name}: the slot holds admission {int(columns['request_serial'][order[batch_id], 0])}"
+        elif unknown[batch_id]:
+            found[batch_id] = (
+                f"{name}: stop_reason is {int(reasons[batch_id])}, but a step gives 0 to {int(FinishReason.LENGTH)}"
+            )
         else:
-            found[row] = (
-                f"{name}: {int(counts[row])} tokens (at most {most}), {int(drafts[row])} drafts (at most "
-                f"{snapshot.max_draft_tokens}), {int(generated[row])} generated in all"
+            found[batch_id] = (
+                f"{name}: {int(counts[batch_id])} tokens (at most {most}), {int(drafts[batch_id])} drafts (at most "
+                f"{snapshot.max_draft_tokens}), {int(generated[batch_id])} generated in all"
             )
     return found
 
@@ -118,8 +137,8 @@ def _strange_tokens(
 ) -> dict[int, str]:
     """Return slot to message for reported tokens outside the vocabulary (G21).
 
-    Checked are the step's tokens, their alternatives (-1 is none), and drafts beside a first token. ``bad``: rows
-    without reported tokens.
+    Checked are the step's tokens, their alternatives (-1 is none), and drafts beside a first token. ``bad``: batch
+    ids without reported tokens.
     """
     order, highest, step = snapshot.order, snapshot.token_limit - 1, snapshot.step
     groups = [("token", columns["accept_tokens" if step.speculative else "sampled_token_ids"], counts, 0)]
@@ -133,18 +152,18 @@ def _strange_tokens(
     for what, ids, most, least in groups:
         given = ids[order].reshape(len(order), ids.shape[1], math.prod(ids.shape[2:]))
         wrong = ((given < least) | (given > highest)) & (np.arange(ids.shape[1]) < most[:, None])[..., None]
-        for row in np.flatnonzero(wrong.any((1, 2))).tolist():
-            if row not in bad:
+        for batch_id in np.flatnonzero(wrong.any((1, 2))).tolist():
+            if batch_id not in bad:
                 size = f"the vocabulary of {highest + 1}" if highest < (1 << 63) - 1 else "every vocabulary"
-                text = f"the step gave {what} {int(given[row][wrong[row]][0])}, outside {size}"
-                found.setdefault(int(order[row]), text)
+                text = f"the step gave {what} {int(given[batch_id][wrong[batch_id]][0])}, outside {size}"
+                found.setdefault(int(order[batch_id]), text)
     return found
 
 
 def _token_parts(
     columns: Columns, snapshot: OutputSnapshot, counts: np.ndarray[Any, Any]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the tokens of all rows in row order, and their log-probabilities if the step made some."""
+    """Return the tokens of all slots in batch-id order, and their log-probabilities if the step made some."""
     order, width = snapshot.order, snapshot.max_accept
     source = columns["accept_tokens" if snapshot.step.speculative else "sampled_token_ids"]
     chosen = np.arange(source.shape[1]) < counts[:, None]
@@ -163,7 +182,7 @@ def _token_parts(
 def _drafts(
     columns: Columns, snapshot: OutputSnapshot, first: np.ndarray[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return the drafts of a prefill node for the first token (G24): their number per row, and the drafts."""
+    """Return the drafts of a prefill node for the first token (G24): their number per slot, and the drafts."""
     counts = np.where(first, columns["draft_num"][snapshot.order, 0], 0).astype(np.int32)
     drafts = columns["draft_tokens"][snapshot.order]
     return counts, drafts[np.arange(drafts.shape[1]) < counts[:, None]]
@@ -181,14 +200,14 @@ def _arranged(
     names: list[str] = []
     batch_ids: list[int] = []
     left: list[SlotStatus | None] = []
-    for row, slot in enumerate(snapshot.order.tolist()):
+    for batch_id, slot in enumerate(snapshot.order.tolist()):
         for leaving, status in ((snapshot.preempted, SlotStatus.PREEMPTED), (snapshot.aborted, SlotStatus.ABORTED)):
             if slot in leaving:
                 names.append(leaving[slot][1])
-                batch_ids.append(row)
+                batch_ids.append(batch_id)
                 left.append(status)
-        if held[row] or row in bad:
-            names.append(snapshot.names[row] or f"slot {slot}")
-            batch_ids.append(row)
+        if held[batch_id] or batch_id in bad:
+            names.append(snapshot.names[batch_id] or f"slot {slot}")
+            batch_ids.append(batch_id)
             left.append(None)
     return tuple(names), tuple(batch_ids), left

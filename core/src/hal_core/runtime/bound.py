@@ -68,7 +68,7 @@ class BoundDevice:
 
     Hooks are called from one thread; tickets may be waited for from any. If an error of an earlier call was never
     waited for, the next hook call raises it before doing any work, and so does :meth:`close`. After a fork the child's
-    copy refuses every call.
+    copy refuses every call. ``name`` is the plugin's with the index, ``cuda:0``, as errors and logs have it.
     """
 
     def __init__(self, device: Device, manager: pluggy.PluginManager, policy: Policy) -> None:

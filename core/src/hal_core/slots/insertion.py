@@ -44,8 +44,8 @@ def plan_insert(state: SlotState, tasks: TaskBatch) -> WritePlan:
 
 
 class _Writes:
-    """The writes of a plan as they are collected: copies and fills as int64 (dst, source, pattern << 32 | nbytes), and
-    the bytes to copy."""
+    """The writes of a plan as they are collected: copies and fills as int64 (dst, source, pattern_bytes << 32 |
+    nbytes), and the bytes to copy."""
 
     __slots__ = ("copies", "fills", "pieces", "size")
 

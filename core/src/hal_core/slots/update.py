@@ -96,7 +96,7 @@ def update_inputs(fields: Mapping[str, Column], sizes: StateConfig, *, speculati
     _append_several(fields, column, several, known)
     if len(single):
         _append_single(fields, column, single, known, column["accept_tokens" if speculative else "sampled_token_ids"])
-        _stop_single(fields, column, single, sizes, speculative)
+        _stop_single(fields, column, single, sizes)
     on = gives & ~column["stop_flags"]
     column["seq_lens_this_time"][...] = np.where(on, 1, np.where(runs, 0, column["seq_lens_this_time"]))
     column["seq_lens_encoder"][runs] = 0
@@ -122,9 +122,7 @@ def _append_several(fields: Mapping[str, Column], column: Mapping[str, Column], 
         column["step_idx"][slot] += count
 
 
-def _stop_single(
-    fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, sizes: StateConfig, speculative: bool
-) -> None:
+def _stop_single(fields: Mapping[str, Column], column: Mapping[str, Column], slots: Column, sizes: StateConfig) -> None:
     """Find the requests that end with their one new token."""
     generated, token = column["step_idx"][slots], column["next_tokens"][slots]
     total = column["prompt_lens"][slots] + generated
@@ -134,9 +132,9 @@ def _stop_single(
         ends[at] |= _ends_with_stop(fields, int(slots[at]), int(total[at]), int(generated[at]), sizes)
     stops = ends & (generated >= column["min_dec_len"][slots])
     full = (generated >= column["max_dec_len"][slots]) | (total >= sizes.max_model_len)
-    going_on = column["stop_reason"][slots] if speculative else 0
-    column["stop_reason"][slots] = np.where(stops, FinishReason.STOP, np.where(full, FinishReason.LENGTH, going_on))
-    column["stop_flags"][slots] = stops | full | (column["split_role"][slots] == SplitRole.PREFILL)
+    over = stops | full
+    column["stop_reason"][slots[over]] = np.where(stops[over], FinishReason.STOP, FinishReason.LENGTH)
+    column["stop_flags"][slots] = over | (column["split_role"][slots] == SplitRole.PREFILL)
 
 
 def _cut(fields: Mapping[str, Column], slot: int, sizes: StateConfig) -> None:

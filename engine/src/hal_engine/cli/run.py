@@ -134,7 +134,8 @@ def generate(prompts: Prompts, options: EngineOptions, output: Output) -> int:
 def _run(plan: Plan, output: Output) -> Answers:
     from hal_engine.opening import open_engine
 
-    from .run_output import Answers, Shown, drive, facts_of, summarize
+    from .live import LivePanel
+    from .run_output import Answers, Shown, drive, facts_of, reasons, summarize
     from .screen import open_screen
 
     shown, screen, standard_output = Shown(), None, sys.stdout
@@ -155,6 +156,8 @@ def _run(plan: Plan, output: Output) -> Answers:
             screen = open_screen(quiet=output.quiet)
         stack.callback(screen.close)
         answers = Answers(plan, screen, device=facts_of(opened.device) if output.as_json else None)
+        if output.live:
+            answers.panel = LivePanel(opened, plan.setup.all_slots, reasons(opened.device))
         answers.drafts = (opened.drafter, opened.drafted) if opened.drafter else None
         with shown.by(answers):
             began = time.perf_counter()

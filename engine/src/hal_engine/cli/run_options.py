@@ -94,6 +94,10 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     as_json: Annotated[bool, option("Print one JSON object a prompt, in their order.", names=("--json",))] = False
     verbose: Annotated[bool, option("Show choices, fallbacks and tracebacks.", names=("--verbose", "-v"))] = False
     quiet: Annotated[bool, option("Print the text alone, and errors.", names=("--quiet", "-q"))] = False
+    live: Annotated[
+        bool,
+        option("Show below the text what the run is doing: slots, speed, drafts, hooks' times.", panel="output"),
+    ] = False
     sink: Annotated[
         str | None,
         option(
@@ -117,6 +121,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         if self.key is not None and not self.sends_by_tcp:
             cure = "leave it out, or give --sink tcp://host:port"
             raise InvalidValue("nothing goes over the network", cure=cure, argument="--key")
+        if self.live and (self.quiet or not sys.stderr.isatty()):
+            what = "it contradicts --quiet" if self.quiet else "standard error is no terminal"
+            raise InvalidValue(what, cure="leave it out", argument="--live")
         if self.quiet and self.verbose:
             raise InvalidValue("it contradicts --verbose", cure="leave one of them out", argument="--quiet")
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hal_engine.engine import Engine, Finished
     from hal_engine.stepping import Acceptance
 
+    from .live import LivePanel
     from .run_options import Output
     from .run_plan import Plan
 
@@ -121,7 +122,8 @@ class Answers:
 
     ``device``: device facts for JSON, None for text. As text, the first incomplete answer streams, and later ones wait
     for their turn. As JSON, each answer is written when it and all before it are complete. After :meth:`break_off`,
-    text ends with the answer that streams. ``drafts``: the drafter, set before the first record; None without one.
+    text ends with the answer that streams. ``drafts``: the drafter, set before the first record; None without one;
+    ``panel``: of ``--live``, likewise.
     """
 
     def __init__(self, plan: Plan, screen: Screen, *, device: DeviceFacts | None) -> None:
@@ -133,6 +135,7 @@ class Answers:
         self.stopped = self._streams.stopped
         self.tokens = self.ended = 0
         self.drafts: Drafts | None = None
+        self.panel: LivePanel | None = None
         self._screen, self._device = screen, device
         self._next = 0  # the first answer that is not complete on the screen
         self._begun = self._broken_off = False
@@ -201,7 +204,8 @@ class Answers:
             if not complete:
                 break
             self._next, self._begun = self._next + 1, False
-        self._screen.progress(progress_line(self.tokens, self.ended, len(self._order)))
+        line = progress_line(self.tokens, self.ended, len(self._order))
+        self._screen.progress(line if self.panel is None else self.panel.text(line, self.tokens))
 
     def _show_one(self, answer: Answer, complete: bool) -> None:
         if self._device is None:

@@ -31,6 +31,7 @@ from hal_engine.model.split import check_split
 from hal_engine.steppers import open_runner
 from hal_engine.stepping import DEFAULT, Acceptance, Stepper, overlap_of, title_of
 from hal_engine.timeouts import TIMEOUTS
+from hal_engine.tracing import traced
 from hal_engine.transport import open_sink
 from hal_engine.transport.curve import CurveKeys
 from hal_engine.transport.fanout_sink import FanoutSink, close_all
@@ -120,6 +121,7 @@ class _Serving:
         among = LocalRank.of(os.environ, share=setup.share_devices)
         with (
             open_as_asked(setup.device, setup.require, among=among) as device,
+            traced(setup.trace, device, f"rank {self.rank}"),
             self._closing,
             self._sending(setup, layout),
             self.reporting(),  # first, whatever else has to be closed

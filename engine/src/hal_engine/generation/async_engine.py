@@ -145,6 +145,8 @@ class AsyncEngine:
         also for a text that is too long by its bytes alone, which is not encoded, and :class:`hal_core.Unavailable` if
         as many calls wait as the engine may have requests.
         """
+        if not texts:
+            return []
         for text in texts:
             self._plan.tokenizer.check_length(text, self.max_model_len)
         if self.room is not None and self._encoding >= self.room:

@@ -66,7 +66,7 @@ class EngineLink:
         self._setup, self._post = setup, post
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._wake_end, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._woken = False  # the thread is going to look at the commands
         self._wakes, self._over = threading.Lock(), False  # over: the thread has ended, and commands run at once
         self._streams = Streams()
         self._received = deque[OutputRecord | Ended | _Failure]()  # for the event loop, in order
@@ -115,7 +115,10 @@ class EngineLink:
                 self._flush()
                 return
             self._commands.put(command)
-            with contextlib.suppress(BlockingIOError):  # full: the thread is being woken
+            if (
+                not self._woken
+            ):  # once for all commands of a turn: each write hands the interpreter's lock to the thread
+                self._woken = True
                 os.write(self._wake, b"w")
 
     # -- the thread -----------------------------------------------------------------------------------------------
@@ -165,7 +168,8 @@ class EngineLink:
             poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_room else 0))
             ready = poller.poll(1000 * TIMEOUTS.look)
             if any(number == self._wake_end for number, _ in ready):
-                os.read(self._wake_end, 4096)
+                os.read(self._wake_end, 1)
+                self._woken = False  # before the commands are taken: one that comes from here on wakes again
             assert self._process is not None
             status = None if ready else self._process.poll()  # before its last messages are read; its end is an event
             while not self._commands.empty():  # aborts, before any more work for their streams

@@ -82,6 +82,8 @@ class Answers:
         """Submit all. Raises as :meth:`AsyncEngine.begin`; :meth:`close` is to be called in any case."""
         wanted = self.wanted
         for choice in range(self.left):
+            if choice:
+                await asyncio.sleep(0)  # other requests' turn
             ids, number = wanted.prompts[choice // wanted.n], choice % wanted.n
             self._timings.append(timing := self._metrics.request(len(ids)))
             put, stops = partial(self._put, choice, timing), wanted.stops
@@ -92,7 +94,6 @@ class Answers:
             except Exception:
                 timing.end("error")
                 raise
-            await asyncio.sleep(0)  # other requests' turn
 
     def _put(self, choice: int, timing: Timing, part: Part | HalError) -> None:
         if isinstance(part, HalError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import mmap
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -158,7 +158,9 @@ class Server:
 
     async def _body(self, request: Request) -> bytes:
         """Return the body, of which at most so many bytes are read."""
-        most = self.settings.body_bytes
+        most, length = self.settings.body_bytes, request.headers.get("content-length", "")
+        if len(length) < 6 and length.isdecimal() and int(length) <= min(_SHORT, most):
+            return await request.body()
         with mmap.mmap(-1, most) as data:  # given back as a whole, which a heap with other objects in it is not
             async for piece in request.stream():
                 if data.tell() + len(piece) > most:
@@ -195,10 +197,10 @@ class Server:
         self._ready(body.model)
         changed = body.changed() | ({} if body.logprobs is None else {"logprobs": body.logprobs})
         shape = CompletionShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs is not None)
-        prompts = await self._apart(body.prompts)
-        making = self._wanted(body, prompts, body.max_tokens or _TOKENS, changed)
-        wanted = await _unless_gone(request, making)
-        return await self._answer(request, body, wanted, shape)
+        prompts = body.prompts() if len(body.prompt) <= _SHORT else await self._apart(body.prompts)
+        async with _until_gone(request):
+            wanted = await self._wanted(body, prompts, body.max_tokens or _TOKENS, changed)
+            return await self._answer(body, wanted, shape)
 
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
@@ -209,9 +211,9 @@ class Server:
         changed = body.changed() | ({"logprobs": body.top_logprobs or 0} if body.logprobs else {})
         shape = ChatShape(self.settings.model, self.engine.plan.tokenizer, logprobs=body.logprobs)
         prompt = await self._apart(self._rendered, body, body.messages)
-        making = self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
-        wanted = await _unless_gone(request, making)
-        return await self._answer(request, body, wanted, shape)
+        async with _until_gone(request):
+            wanted = await self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
+            return await self._answer(body, wanted, shape)
 
     def _rendered(self, body: Chat | Tokenize, messages: Sequence[Message]) -> str:
         variables, prompt = body.chat_template_kwargs, body.add_generation_prompt
@@ -241,8 +243,8 @@ class Server:
         else:
             raise ApiError(400, "prompt or messages: give one of the two", param="prompt")
         special = raw if body.add_special_tokens is None else body.add_special_tokens
-        encoded = self.engine.encode([text], add_special_tokens=special)
-        (ids,) = await _unless_gone(request, encoded)
+        async with _until_gone(request):
+            (ids,) = await self.engine.encode([text], add_special_tokens=special)
         found = {"tokens": ids, "count": len(ids), "max_model_len": self.engine.max_model_len}
         return InPieces(await self._apart(msgspec.json.encode, found), media_type="application/json")
 
@@ -302,14 +304,14 @@ class Server:
                 priority=body.priority,
             )
 
-    async def _answer(self, request: Request, body: Sampling, wanted: Wanted, shape: Shape) -> Response:
+    async def _answer(self, body: Sampling, wanted: Wanted, shape: Shape) -> Response:
         answers = Answers(self.engine, wanted, self.metrics)
         with ExitStack() as stack:
             stack.callback(answers.close)
             with _named(body):
                 if not body.stream:
-                    return await _unless_gone(request, self._complete(answers, wanted, shape))
-                await _unless_gone(request, answers.first())  # what is refused has a status of its own
+                    return await self._complete(answers, wanted, shape)
+                await answers.first()  # what is refused has a status of its own
             stack.pop_all()  # the response closes them
             return Events(answers, shape, body.stream_options or StreamOptions(), self._drain)
 
@@ -353,22 +355,28 @@ class _ClientLeft(Exception):
     """The client has closed the connection."""
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result] | Awaitable[Result]) -> Result:
-    """Return what ``work`` returns; cancel it and raise :class:`_ClientLeft` if the client leaves first."""
-
-    async def wait() -> Result:
-        return await work
-
-    task, gone = asyncio.create_task(wait()), asyncio.create_task(left(request.receive))
+@asynccontextmanager
+async def _until_gone(request: Request) -> AsyncIterator[None]:
+    """Inside, a wait is cancelled once the client has left, and the block ends with :class:`_ClientLeft`."""
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise _ClientLeft
-    finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        async with asyncio.timeout(None) as wait:
+            gone = asyncio.create_task(left(request.receive))
+            inside = True
+
+            def end(_: object) -> None:
+                if inside:
+                    wait.reschedule(0.0)
+
+            gone.add_done_callback(end)
+            try:
+                yield
+            finally:
+                inside = False
+                gone.cancel()
+    except TimeoutError as error:
+        if not wait.expired():
+            raise
+        raise _ClientLeft from error
 
 
 def _json(found: object, status: int = 200) -> Response:

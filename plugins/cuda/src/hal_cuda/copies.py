@@ -33,7 +33,7 @@ class Copies:
         self._device, self._function = device, device.kernels.copy_out.function
         calls = device.native.calls
         self._copy, self._write, self._captures = calls.copy_out, calls.write_out, calls.capturing
-        self._before = device.events.take(device.uploads)
+        self._before = device.events.take(device.upload_stream)
 
     def copy_out(self, memory: Memory, part: ByteRange, stream: Stream) -> CopyTicket:
         """Copy a part of the memory."""

@@ -149,7 +149,7 @@ class CudaDevice(OnGpu):
     def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's)
         """Return a Paddle tensor over memory of Paddle's, else one by DLPack. Raise if the device is broken."""
         self.check_open()
-        self.uploads.record().done()
+        self.upload_stream.record().done()
         base = getattr(view.memory, "keep", None)
         if framework in ("", "paddle") and hasattr(base, "place"):
             return paddle_piece(base, 0, view)

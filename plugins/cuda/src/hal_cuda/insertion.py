@@ -41,11 +41,11 @@ class Insertion:
 
     def __init__(self, device: OnNative) -> None:
         self._device = device
-        self._uploads = device.stream()
+        self._upload_stream = device.stream()
         self._enter, self._free = device.native.calls.enter, device.events.free
-        self._landed: RecordedEvent | None = device.events.take(self._uploads)  # recorded by each upload
+        self._landed: RecordedEvent | None = device.events.take(self._upload_stream)  # recorded by each upload
         functions = device.kernels.enter.function, device.kernels.enter_few.function if FEW else 0
-        self._fixed = device.staged_requests.table, NEAR, self._uploads.raw, self._landed.raw, *functions
+        self._fixed = device.staged_requests.table, NEAR, self._upload_stream.raw, self._landed.raw, *functions
 
     @staticmethod
     def describe(state: SlotState, scatter_map: int) -> bytes:
@@ -91,7 +91,7 @@ class Insertion:
                 fixed = twin.raw, twin.params, staged_requests.listed, *self._fixed
                 done: int = self._enter(*fixed, *room, stream.raw, event.raw, tasks.ints, tasks.rows)
             except BaseException:  # part of the batch may be in flight
-                for late in device.mark(stream), device.mark(self._uploads):
+                for late in device.mark(stream), device.mark(self._upload_stream):
                     for one in staged_requests.chunks:
                         one.fences[late.stream_key] = late
                 raise

@@ -101,7 +101,7 @@ class Writer:
         if room is None:
             device.wait_for_queued_work(data.nbytes, stream)
             return device.ticket_type(device.upload_pieces(address, data, stream))
-        stream.wait(device.upload_pieces(room.address, data, device.uploads))
+        stream.wait(device.upload_pieces(room.address, data, device.upload_stream))
         for at in range(0, data.nbytes, MOST):
             kernel, nbytes = device.kernels.copy_out, min(MOST, data.nbytes - at)
             kernel.pack(address + at, room.address + at, nbytes)

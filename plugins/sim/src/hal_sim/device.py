@@ -88,7 +88,7 @@ class SimDevice(OnAccelerator):
         own = self.own_stream(stream)
         with own.raw.held():
             # The accelerator's gate stops only work: this is some, placed before events.
-            own.wait(self.uploads.record())
+            own.wait(self.upload_stream.record())
             yield
 
     # -- targets ------------------------------------------------------------------------------------------------

@@ -82,8 +82,7 @@ class SteppedSlots:
             reason = torch.where(stops, int(FinishReason.STOP), int(FinishReason.LENGTH)).to(
                 column["stop_reason"].dtype
             )
-            going_on = column["stop_reason"] if speculative else column["stop_reason"].masked_fill(here, 0)
-            column["stop_reason"].copy_(torch.where(stops | full, reason, going_on))
+            column["stop_reason"].copy_(torch.where(stops | full, reason, column["stop_reason"]))
             over = stops | full | (here & handed_over)
             column["stop_flags"].masked_fill_(over, True)
             taken += here

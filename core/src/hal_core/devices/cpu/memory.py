@@ -59,8 +59,8 @@ class HostMemory:
     def write(self, writes: Structured, payload: Bytes) -> None:
         """Execute the descriptors of a plan (:data:`hal_core.memory.plan.WRITE`)."""
         target, given, cycle, known = self.buffer.data, payload.data, _cycle(0), 0
-        for dst, source, nbytes, pattern in writes.tolist():
-            if pattern == 0:
+        for dst, source, nbytes, pattern_bytes in writes.tolist():
+            if pattern_bytes == 0:
                 target[dst : dst + nbytes] = given[source : source + nbytes]
                 continue
             if source != known:
