@@ -97,6 +97,19 @@ def write_random_model(folder: Path) -> None:
     shutil.copy(DEFAULT / "tokenizer.json", folder)  # CTranslate2's converter wants one
 
 
+def write_default_model(folder: Path) -> None:
+    """The default model without its prediction layer, which vLLM refuses."""
+    from safetensors.numpy import load_file, save_file
+
+    config = json.loads((DEFAULT / "config.json").read_text()) | {"num_nextn_predict_layers": 0}
+    behind = f"model.layers.{config['num_hidden_layers']}."
+    tensors = load_file(DEFAULT / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(behind)}
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(DEFAULT / "tokenizer.json", folder)
+
+
 @contextmanager
 def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa: ANN401 (imported where it runs)
     """Prompts through the engine, with a runner's worker as ``hal.generate`` opens it."""
@@ -194,9 +207,13 @@ def ctranslate2_job(checkpoint: Path) -> Iterator[Job]:
 def vllm_engine(checkpoint: Path) -> Any:  # noqa: ANN401 (another's)
     """vLLM's engine of a checkpoint, which stays open."""
     return importlib.import_module("vllm").LLM(
-        str(checkpoint), skip_tokenizer_init=True, dtype="float32", max_model_len=LONGEST, max_num_seqs=max(SLOTS),
-        enable_prefix_caching=False, disable_log_stats=True,
-    )  # fmt: skip
+        str(checkpoint),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=LONGEST,
+        max_num_seqs=max(SLOTS),
+        enable_prefix_caching=False,
+    )
 
 
 @contextmanager
@@ -269,7 +286,7 @@ class Party:
     def __init__(self, python: str, kind: str, threads: int, path: Path = ROOT) -> None:
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         environment = os.environ | dict.fromkeys(names, str(threads)) | {"GLOG_minloglevel": "2"}
-        environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+        environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
         paths = [str(path / part) for part in (".", "core/src")]
         environment["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
         self.process = subprocess.Popen(
@@ -353,7 +370,8 @@ def main() -> None:
     parser.add_argument("--serve", choices=("hal", *OTHERS), help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve:
-        answers, sys.stdout = sys.stdout, sys.stderr  # others print to it
+        answers = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # others, and their children, print to it
         if chosen.serve == "hal":
             serve_hal(answers)
         else:
@@ -369,8 +387,9 @@ def main() -> None:
     print(f"{cpu_name()}; Python {platform.python_version()}, {versions_of(sys.executable, ('paddle', 'numpy'))}")
     print("; ".join(versions for _, versions in theirs.values()), end="; ")
     print(f"medians of {chosen.rounds} rounds (lowest to highest)")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as default:
         write_random_model(Path(folder))
+        write_default_model(Path(default))
         for threads in map(int, chosen.threads.split(",")):
             parties = {"hal": Party(sys.executable, "hal", threads)}
             if chosen.before:
@@ -379,7 +398,7 @@ def main() -> None:
             print(f"\n{threads} thread(s), tokens a second of processor time")
             print("\n| model | case | | tokens/s | | hal is, elapsed | processor | equal |")
             print("|---|---|---|---:|---|---:|---:|---:|")
-            for model, checkpoint in (("default", DEFAULT), ("28 M", Path(folder))):
+            for model, checkpoint in (("default", Path(default)), ("28 M", Path(folder))):
                 for case in CASES:
                     if chosen.only in f"{model} {case[0]} {case[1 if case[0] == 'decode' else 2]}":
                         compare(parties, model, checkpoint, case, chosen.rounds)

@@ -87,12 +87,11 @@ def test_without_the_library_or_its_kernels_the_operators_run_with_a_note(monkey
         monkeypatch.setattr(onednn, "MAJOR", 4)
         note = "of version 3, not 4"
     else:
-        product, note = onednn.OneDnn.product, "'ref:any'"
+        product, note = onednn.OneDnn.product, "reference code for them on this CPU (ref:any)"
 
         def slow(self, *arguments):
-            kernel = product(self, *arguments)
-            kernel.name = "ref:any"
-            return kernel
+            self.names.add("ref:any")
+            return product(self, *arguments)
 
         monkeypatch.setattr(onednn.OneDnn, "product", slow)
     model = LlamaModel.load(DEFAULT_CHECKPOINT)

@@ -29,7 +29,8 @@ _NAME_OF, _WEIGHTS_OF, _SCRATCH_OF = 8, 131, 136
 
 
 class Unsuitable(Exception):
-    """The library is missing, or would run a product by its slow reference code; the message says which."""
+    """The library is missing, or would run a product by its reference code, a thousand times slower; the message says
+    which."""
 
 
 class _Argument(ctypes.Structure):
@@ -37,11 +38,10 @@ class _Argument(ctypes.Structure):
 
 
 class Handle:
-    """An object of the library's, destroyed with this one. ``kept``: what it points to. A kernel has ``name``, its
-    implementation's, and ``weights``, the layout that it wants them in; ``scratch`` is that of its working memory."""
+    """An object of the library's, destroyed with this one. ``kept``: what it points to. A kernel has the layout
+    that it wants ``weights`` in, and that of its working memory."""
 
-    __slots__ = ("_destroy", "kept", "name", "raw", "scratch", "weights")
-    name: str
+    __slots__ = ("_destroy", "kept", "raw", "scratch", "weights")
     weights: Handle
     scratch: Handle
 
@@ -89,7 +89,8 @@ class OneDnn:
         engine = self._made("engine", "engine_create", _CPU, c_size_t(0))
         stream = self._made("stream", "stream_create", engine.raw, c_uint(_IN_ORDER))
         self._kept, self._engine, self._stream = (engine, stream), engine.raw, stream.raw
-        self._scratch = aligned(0)
+        self._scratch, self.names = aligned(0), set[str]()
+        """``names``: of the implementations of all kernels that were made."""
         self.check(found.dnnl_set_primitive_cache_capacity(0))  # it would keep a thousand, of 280 KB each
 
     def _made(self, kind: str, create: str, *arguments: object, kept: object = None) -> Handle:
@@ -156,7 +157,7 @@ class OneDnn:
         kernel = self._made("primitive", "primitive_create", described.raw, kept=described)
         name = c_char_p()
         self.check(self._all.dnnl_primitive_desc_query(described.raw, _NAME_OF, 0, byref(name)))
-        kernel.name = (name.value or b"").decode()
+        self.names.add((name.value or b"").decode())
         kernel.weights, kernel.scratch = Handle(bool, described), Handle(bool, described)  # the description's own
         for layout, what in ((kernel.weights, _WEIGHTS_OF), (kernel.scratch, _SCRATCH_OF)):
             layout.raw = c_void_p(self._all.dnnl_primitive_desc_query_md(described.raw, what, 0))

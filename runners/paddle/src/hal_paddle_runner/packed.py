@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from hal_engine.model.config import LlamaConfig
 
-from .onednn import Call, Floats, Kernel, Memory, OneDnn, Unsuitable, aligned
+from .onednn import Call, Floats, Kernel, Memory, OneDnn, aligned
 from .weights import join_layer
 
 LAYOUT_ROWS = 32
@@ -69,7 +69,7 @@ class PackedWeights:
     def __init__(
         self, onednn: OneDnn, config: LlamaConfig, tensors: Mapping[str, np.ndarray], *, is_part: bool
     ) -> None:
-        """``config``: of the part; ``tensors``: only looked at. Raises :class:`Unsuitable`."""
+        """``config``: of the part; ``tensors``: only looked at."""
         self.onednn, self.config, self.is_part = onednn, config, is_part
         hidden, width, inner = config.hidden_size, config.head_dim, config.intermediate_size
         self.heads, self.kv_heads, self.width = config.num_attention_heads, config.num_key_value_heads, width
@@ -113,7 +113,7 @@ class PackedWeights:
         x, y = (self.onednn.layout((rows, count), (count, 1)) for count in (inner, outer))
         extra = [self.onednn.layout((1, outer), (outer, 1))] if "bias" in ends else [y] if "mul" in ends else []
         layout = self._layouts[name] if weights is None else weights
-        return suitable(self.onednn.product(x, layout, y, ends, *extra))
+        return self.onednn.product(x, layout, y, ends, *extra)
 
     def _layer(self, tensors: Mapping[str, np.ndarray], number: int) -> Layer:
         arrays = join_layer(self.config, tensors, f"model.layers.{number}")
@@ -134,13 +134,6 @@ class PackedWeights:
             return Layer(products, biases, None)
         parts = [query[self._pairs]] * self.heads + [key[self._pairs]] * self.kv_heads
         return Layer(products, biases, np.stack(parts) * np.float32(self.width**0.5))
-
-
-def suitable(kernel: Kernel) -> Kernel:
-    """Return a kernel; raises :class:`Unsuitable` for the library's reference code, up to a thousand times slower."""
-    if "ref" in kernel.name:
-        raise Unsuitable(f"oneDNN would run a product by its slow kernel {kernel.name!r} on this CPU")
-    return kernel
 
 
 class Rows:
@@ -172,33 +165,22 @@ class Rows:
         self._sum_column, self._head_sum_column = self._sums[:, None], self._head_sums[:, :, None]
         result = self.partial if weights.is_part else self.x
         ends = (self.n, qkv), (self.attended, result), (self.n, gate), (self.n, up), (up, result)
-        self.layers = self._calls(dict(zip(PRODUCTS, ends, strict=True)), gate)
+        self.layers = self._calls(dict(zip(PRODUCTS, ends, strict=True)))
 
-    def _calls(self, ends: Mapping[str, tuple[Floats, Floats]], gate: Floats) -> list[list[Call]]:
+    def _calls(self, ends: Mapping[str, tuple[Floats, Floats]]) -> list[list[Call]]:
         """Return each layer's calls, in the order of :data:`PRODUCTS`."""
         weights, onednn = self._weights, self._weights.onednn
         kernels = {name: weights.kernel(name, self.rows) for name in PRODUCTS}
         memories = {name: [onednn.memory(onednn.layout_of(one), one) for one in pair] for name, pair in ends.items()}
-        factor = {"up": {"end0": memories["gate"][1]}}
-        found = []
-        for layer in weights.layers:
-            biases = {} if weights.is_part else dict(layer.biases)
-            biases |= {"qkv": layer.biases["qkv"]} if "qkv" in layer.biases else {}
-            added = {name: {"bias": onednn.memory(onednn.layout_of(one), one)} for name, one in biases.items()}
-            found.append(
-                [
-                    onednn.call(
-                        kernels[name],
-                        memories[name][0],
-                        layer.products[name],
-                        memories[name][1],
-                        **factor.get(name, {}),
-                        **added.get(name, {}),
-                    )
-                    for name in PRODUCTS
-                ]
-            )
-        return found
+
+        def call(layer: Layer, name: str) -> Call:
+            extra = {"end0": memories["gate"][1]} if name == "up" else {}
+            if name in layer.biases and not (weights.is_part and name == "output"):
+                bias = layer.biases[name]
+                extra["bias"] = onednn.memory(onednn.layout_of(bias), bias)
+            return onednn.call(kernels[name], memories[name][0], layer.products[name], memories[name][1], **extra)
+
+        return [[call(layer, name) for name in PRODUCTS] for layer in weights.layers]
 
     def norm(self) -> None:
         """Write the RMSNorm of ``x``, without its constant factor, to ``n``."""
@@ -256,13 +238,13 @@ class Attention:
         by_group = onednn.layout((count, group * queries, width), (group * queries * width, width, 1))
         of_scores, of_mask = onednn.layout_of(scores), onednn.layout_of(mask)
         of_key, of_value = onednn.layout_of(key), onednn.layout_of(value)
-        first = suitable(onednn.product(by_group, of_key, of_scores, ["add"], of_mask))
-        second = suitable(onednn.product(of_scores, of_value, by_group))
+        first = onednn.product(by_group, of_key, of_scores, ["add"], of_mask)
+        second = onednn.product(of_scores, of_value, by_group)
         self._query, self._result = (onednn.memory(by_group, aligned(1)) for _ in range(2))
         inside = onednn.memory(of_scores, scores)
         self.calls = (
             onednn.call(first, self._query, onednn.memory(of_key, key), inside, end0=onednn.memory(of_mask, mask)),
-            onednn.call(suitable(onednn.softmax(of_scores, 2)), inside, None, inside),
+            onednn.call(onednn.softmax(of_scores, 2), inside, None, inside),
             onednn.call(second, inside, onednn.memory(of_value, value), self._result),
         )
 

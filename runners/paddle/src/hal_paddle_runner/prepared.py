@@ -9,20 +9,19 @@ rounding only; the cache is the same.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from hal_core import InvalidValue
 
 from .batch import SHORT, RowOrder, by_length, check_batch, order_rows, padded, pieces_of, slots_after, slots_of
 from .kv_cache import shared_array
-from .onednn import Floats, library_path, open_library
+from .onednn import Floats, Unsuitable, library_path, open_library
 from .packed import Attention, Head, PackedWeights, Room, Rows, row_sums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hal_engine.model.config import LlamaConfig
 
     from .batch import CacheShape, ModelBatch
@@ -31,8 +30,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 MOST_KEPT = 32
-"""Most kept classes of attention of a kind (600 KB each: the library describes a product in 280), and most kept orders
-of rows."""
+"""Most kept classes of a kind: of rows (1.5 MB each, as the library describes a product in 280 KB) and of attention."""
+K = TypeVar("K")
+V = TypeVar("V")
 LOAD_SECONDS = 0.3
 """Most time in which classes are made before the first step; a later one is made when a step needs it: in
 some 3 ms one of rows, in less than 1 ms one of attention."""
@@ -84,14 +84,17 @@ class PreparedDecoder:
         self.weights = PackedWeights(onednn, local, tensors, is_part=ranks is not None)
         self._rows: dict[int, Rows] = {}
         self._heads: dict[int, Head] = {}
-        self._orders: dict[bytes, RowOrder] = {}
+        self._orders: dict[bytes, RowOrder | None] = {}
         self._room, self._joined_room = Room(), Room()
         self._rooms = Room(), Room(), Room()  # of attention: the groups of a step are used at once
         self._shape: CacheShape | None = None
         self._last: _Plan | None = None
         self.steps = 0
         for sizes in ((1, 1, 16), (8, 1, 64), (1, 16, 64)):
-            self._attention(*sizes)  # it may have no suitable kernel
+            self._attention(*sizes)
+        if slow := [name for name in onednn.names if "ref" in name]:
+            raise Unsuitable(f"oneDNN has only its reference code for them on this CPU ({', '.join(slow)})")
+        self._kinds = set(onednn.names)
         self.weights.pack(tensors)
 
     def attach(self, cache: PagedCache) -> None:
@@ -113,7 +116,7 @@ class PreparedDecoder:
             self._head(rows)
             made += 1
         took = time.perf_counter() - began
-        return f"{made} of {len(wanted)} classes of rows prepared in {took:.2f} s"
+        return f"{made} of {len(wanted)} classes of rows prepared in {took:.2f} s ({', '.join(sorted(self._kinds))})"
 
     def run(self, batch: ModelBatch) -> tuple[Floats, Array]:
         """Run the layers. Return the hidden states of all tokens before the last norm, ``[tokens, hidden]``, which the
@@ -256,11 +259,8 @@ class PreparedDecoder:
         if one_each:
             groups[0][0].place(rows.queries, rows.attended)
             return None, []
-        order = self._orders.get(lengths.tobytes())
-        if order is None:
-            order = order_rows(lengths, self._local, padded)
-            assert order is not None
-            self._orders = dict([*self._orders.items()][1 - MOST_KEPT :]) | {lengths.tobytes(): order}
+        order = kept(self._orders, lengths.tobytes(), lambda: order_rows(lengths, self._local, padded))
+        assert order is not None
         shape = order.query_index.size, self.weights.width
         joined, begin = self._joined_room.arrays(shape, shape), 0
         for attention, _, _ in groups:
@@ -285,23 +285,22 @@ class PreparedDecoder:
         return attention, index, attention.cached.reshape(len(index), -1)
 
     def _classes(self, rows: int) -> Rows:
-        found = self._rows.get(rows)
-        if found is None:
-            found = self._rows[rows] = Rows(self.weights, rows, self._room)
-        return found
+        return kept(self._rows, rows, lambda: Rows(self.weights, rows, self._room))
 
     def _head(self, rows: int) -> Head:
-        found = self._heads.get(rows)
-        if found is None:
-            found = self._heads[rows] = Head(self.weights, rows)
-        return found
+        return kept(self._heads, rows, lambda: Head(self.weights, rows))
 
     def _attention(self, rows: int, queries: int, keys: int) -> Attention:
-        wanted, room = (rows, queries, keys), self._rooms[0 if queries == 1 else 1 if queries <= SHORT else 2]
-        found: Attention | None = room.users.get(wanted)
-        if found is None:
-            found = Attention(self.weights, rows, queries, keys, room)
-            room.users[wanted] = found
-            if len(room.users) > MOST_KEPT:
-                del room.users[next(iter(room.users))]
-        return found
+        room = self._rooms[0 if queries == 1 else 1 if queries <= SHORT else 2]
+        users: dict[tuple[int, int, int], Attention] = room.users
+        return kept(users, (rows, queries, keys), lambda: Attention(self.weights, rows, queries, keys, room))
+
+
+def kept(found: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """Return an entry, which is made where it is missing, instead of the oldest one of too many."""
+    if key not in found:
+        made = make()  # which may clear them
+        if len(found) >= MOST_KEPT:
+            del found[next(iter(found))]
+        found[key] = made
+    return found[key]
