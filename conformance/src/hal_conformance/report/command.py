@@ -36,7 +36,7 @@ def run(
     """
     absent = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
     if absent:
-        what = f"{' and '.join(absent)} not installed (pip install 'hypothesis>=6.115' 'pytest>=8.3')"
+        what = f"{' and '.join(absent)} not installed (pip install 'hypothesis>=6.127' 'pytest>=8.3')"
         print(f"hal conform: error: {what}", file=sys.stderr)
         return 2
     from .apart import noted
