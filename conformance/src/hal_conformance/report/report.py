@@ -159,7 +159,7 @@ class Recorder:
             "effort": asdict(kit.effort),
         }
         found = self.findings
-        found.tell(device=found.device, expected=found.expected, whole=found.reproduce)
+        found.tell(device=found.device, expected=found.expected, reproduce=found.reproduce)
 
     def summarize(self, write: Callable[[str], None]) -> None:
         """Print the report as text."""

@@ -171,7 +171,7 @@ class Supervisor:
         if "device" in message:
             self._opened = True
             found.device = message["device"] | {"limit": self._limit}
-            found.expected, found.reproduce = message["expected"], message["whole"]
+            found.expected, found.reproduce = message["expected"], message["reproduce"]
         if message.get("outcome"):
             found.outcomes[message["ended"]] = Outcome(**message["outcome"])
         found.claims.update(dict.fromkeys(Claim(**claim) for claim in message.get("claims", ())))
