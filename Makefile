@@ -17,7 +17,7 @@ NIGHTLY := docs/evidence/nightly.md
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help run test tests slowest lint bench conform ray intel torch vllm clients nightly mutants matrix soak chaos steady fuzz size clean
+.PHONY: help run test tests slowest lint site bench conform ray intel torch vllm clients nightly mutants matrix soak chaos steady fuzz dist size clean
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
@@ -51,6 +51,9 @@ tests: $(STAMP)  ## every test, without lint, some files at a time
 
 slowest: $(STAMP) ## the same, and the slowest tests
 	$(BIN)/python -m pytest $(BESIDE) --durations=40 --durations-min=1 $(ARGS)
+
+site: $(STAMP)   ## the pages as a site, with search: build/pages/site
+	$(BIN)/python tools/site/build.py
 
 bench: $(STAMP)  ## the benchmarks, compared in one run
 	$(BIN)/python benchmarks/run.py $(ARGS)
@@ -139,6 +142,9 @@ fuzz: $(STAMP)   ## fuzz the decoding of frames with atheris, then readers at th
 	$(BIN)/python tests/output/fuzz_frames.py --seconds 600 $(ARGS)
 	$(BIN)/python tests/output/episodes.py --siege 300 --schemes tcp
 	$(BIN)/python tests/output/episodes.py --siege 300 --schemes ipc
+
+dist: $(STAMP)   ## wheels of all distributions into dist/, and each Python with newest and lowest dependencies on them (ARGS=3.11)
+	$(BIN)/python tools/dist.py $(ARGS)
 
 size:            ## lines and statements by room, protocols, timeouts, decisions, words of pages
 	@$(PYTHON) tools/size.py

@@ -40,12 +40,13 @@ def test_lines_wait_for_no_reader_and_those_without_room_are_counted(full, monke
     with console.lines_by_thread(PATIENCE):
         for number in range(1000):
             console.say(f"line {number}")
-        text = read_until(reading, lambda text: text.count(b"\n") >= console._Writer._ROOM)
-        assert [int(one) for one in re.findall(r"^line (\d+)$", text, re.MULTILINE)] == [*range(console._Writer._ROOM)]
+        text = read_until(reading, lambda text: text.count(b"\n") >= console.LineWriter.ROOM)
+        shown = [int(one) for one in re.findall(r"^line (\d+)$", text, re.MULTILINE)]
+        assert shown == [*range(console.LineWriter.ROOM)]
         assert console.lines_are_written(PATIENCE)
         console.say("after")
         text = read_until(reading, lambda text: text.count(b"\n") == 2)
-    lost = 1000 - console._Writer._ROOM
+    lost = 1000 - console.LineWriter.ROOM
     assert text == f"hal: {lost} lines are not shown: nobody read standard error\nafter\n"
     assert console._writer is None
 

@@ -44,7 +44,7 @@ def without(folder, hidden, *arguments):
 
 MISSING = [
     ("paddle", RUN, "setuptools, or a build of Paddle for your accelerator; --runner torch needs none"),
-    ("setuptools", RUN, "pip install 'setuptools'"),
+    ("setuptools", RUN, "pip install 'setuptools>="),
     ("hal_core", RUN, "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("devices",), "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("tail", "ipc:///nowhere/x"), "it comes with hal: pip install ./core in hal's checkout"),

@@ -48,7 +48,8 @@ def files():
 def words(files):
     """What the code has of variables and options: ``HAL_NAME``, ``--option``, and typer's parameters as options."""
     code = "\n".join(path.read_text(encoding="utf-8") for path in files.values() if path.suffix not in (".md", ".toml"))
-    typed = {f"--{name}".replace("_", "-") for name in re.findall(r"^    (\w+): Annotated\[", code, re.M)}
+    fields = re.findall(r"^    (\w+): Annotated\[", code, re.M)
+    typed = {f"--{name}".replace("_", "-") for name in fields} | {f"HAL_SERVE_{name.upper()}" for name in fields}
     return typed | {*re.findall(r"\bHAL_[A-Z_]*[A-Z]\b", code)} | {*re.findall(r"\"(--[a-z][\w-]*)", code)}
 
 

@@ -152,6 +152,7 @@ def test_files_that_somebody_else_made_meanwhile_remain(tmp_path, monkeypatch):
 
 def test_every_kind_has_what_a_test_finishes():
     assert set(WRITTEN) == set(KINDS)
-    assert {path.name for path in Path(scaffold.__file__).with_name("templates").iterdir()} == {"common", *KINDS}
+    templates = Path(scaffold.__file__).with_name("templates")
+    assert {path.name for path in templates.iterdir()} == {"common", scaffold.RUNNER, *KINDS}
     with pytest.raises(InvalidValue, match="no kind of device"):
         scaffold.make("mychip", "gpu", Path("nowhere"))

@@ -102,7 +102,8 @@ def test_a_wheel_carries_the_license(package):
 def test_the_entry_points_are_there(wheels):
     assert wheels["paddle-hal"].points("console_scripts") == {"hal": "hal.cli:main"}
     assert wheels["paddle-hal"].points("hal.devices") == {}
-    assert wheels["paddle-hal"].points("hal.commands").keys() == {"devices", "doctor", "conform", "new-plugin"}
+    commands = {"devices", "doctor", "conform", "new-plugin", "new-runner"}
+    assert wheels["paddle-hal"].points("hal.commands").keys() == commands
     assert wheels["paddle-hal-engine"].points("hal.commands").keys() == {"run", "serve", "tail"}
     assert wheels["paddle-hal-vllm"].points("hal.commands") == {"vllm": "hal_vllm.command"}
     assert wheels["paddle-hal-vllm"].points("vllm.general_plugins") == {"hal": "hal_vllm.plugin:register"}

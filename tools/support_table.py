@@ -37,6 +37,8 @@ library that stands in for the driver (2026-11-24), and has not been run on a GP
 """
 LEFT_OUT = re.compile(r"(\d+) of (\d+): ")
 """The note of a guarantee of which some tests were skipped: how many were, of how many."""
+RUN = ("kit", "date", "system", "processor")
+"""What a report's head says of the run, since the kit of 2026-11-29."""
 ASYNC = {"insert_tasks": "async_h2d", "async_set_value": "async_h2d", "save_output": "async_d2h"}
 
 
@@ -53,10 +55,12 @@ def taken(report: dict[str, Any], on: str, before: dict[str, Any]) -> dict[str, 
         "on": where or on or f"{platform.system()} {platform.machine()}",
         "capabilities": capabilities,
         "fallbacks": header["fallbacks"],
-        "versions": header["versions"],
+        "run": {name: header[name] for name in RUN if name in header},
+        "versions": {**header["versions"], **header.get("runtime", {})},
         "profile": header["effort"]["profile"],
         "guarantees": {
             entry["guarantee"]: {"hook": entry["hook"], "status": entry["status"], "note": one_line(entry["note"])}
+            | ({"claims": entry["claims"]} if entry.get("claims") else {})
             for entry in report["guarantees"]
         },
     }
@@ -117,15 +121,17 @@ def page(kept: dict[str, Any]) -> str:
     ]
     for device, row in sorted(kept.items()):
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        run = "".join(f"; {name} {value}" for name, value in row.get("run", {}).items())
         parts += [
             f"\n## {device}\n",
-            f"{row['distribution']} {row['version']}, profile {row['profile']}; {versions}.\n",
+            f"{row['distribution']} {row['version']}, profile {row['profile']}{run}; {versions}.\n",
         ]
         parts += [f"- falls back, `{hook}`: {reason}" for hook, reason in row["fallbacks"].items()]
         for name, entry in row["guarantees"].items():
             if entry["status"] != "checked" or entry["note"]:
                 part = "in part" if entry["status"] == "checked" else entry["status"]
                 parts.append(f"- {name} {part}: {entry['note'] or 'no reason given'}")
+            parts += [f"- {name}, {claim}" for claim in entry.get("claims", ())]
     return "\n".join(parts) + "\n"
 
 

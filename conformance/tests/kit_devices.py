@@ -1,6 +1,9 @@
 """Devices for the tests of the kit, opened by ``--device-factory kit_devices:NAME``."""
 
+import ctypes
+import os
 from dataclasses import replace
+from typing import ClassVar
 
 from hal_conformance.fixtures.memory_wire import MemoryNet
 from hal_conformance.ranks.support import HostSupport
@@ -88,6 +91,9 @@ true_list = expecting(dict.fromkeys(DEAF, "it writes nothing: chip errata 7"), d
 class NoPair(Support):
     """Ranks would be offered elsewhere."""
 
+    def versions(self, device):
+        return {"driver": "7.1"}
+
     def why_not(self, need):
         return "two chips are needed" if need == "several_ranks" else ""
 
@@ -97,6 +103,13 @@ def no_pair():
 
 
 no_pair.support = NoPair
+
+
+def wrong_support():
+    return cpu()
+
+
+wrong_support.support = "NoPair"
 
 
 def with_tensors():
@@ -220,3 +233,44 @@ def misplaced():
             return super().copy_within(target, turned, stream)
 
     return Misplaced(0, {})
+
+
+class Wrecked(CpuDevice):
+    """Does something else in some tests, by their names."""
+
+    troubles: ClassVar = {
+        "test_g26_closing_one_device": lambda: ctypes.string_at(0),
+        "test_g26_a_context_closes": lambda: ctypes.PyDLL(None).pause(),  # in C, with the interpreter's lock
+        "test_g26_hundreds_of_calls_keep_nothing[hooks]": lambda: Wrecked.kept.append([object()]),
+    }
+    kept: ClassVar = []
+
+    def copy_out(self, memory, parts, stream):
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        for name, trouble in self.troubles.items():
+            if name in test:
+                trouble()
+        return super().copy_out(memory, parts, stream)
+
+
+def wrecked():
+    return Wrecked(0, {})
+
+
+held_wrecks = expecting(
+    {
+        "test_g26_closing_one_device_leaves_another_as_it_was": "it crashes: errata 8",
+        "test_g26_a_context_closes_the_device_and_keeps_the_error_under_way": "it hangs: errata 9",
+        "test_g26_a_state_and_memory_of_another_opened_device_are_refused": "stale",
+    },
+    wrecked,
+)
+
+
+class NeverOpens(CpuDevice):
+    def __init__(self, index, options):
+        ctypes.string_at(0)
+
+
+def never_opens():
+    return NeverOpens(0, {})

@@ -154,6 +154,10 @@ def test_a_skip_says_why_the_plugin_does_not_offer_what_is_needed(report):
     left = len(g13["tests"]) - passed
     assert g13["note"] == f"{left} of {left + passed}: needs several_ranks: two chips are needed"
     assert "needs several_ranks: two chips are needed" in entry(found, "G17")["note"]
+    head = found["header"]
+    assert (head["runtime"], head["effort"]["profile"], head["limit"]) == ({"driver": "7.1"}, "quick", 300.0)
+    assert all(head[name] for name in ("kit", "date", "seconds", "system", "processor", "versions", "reproduce"))
+    assert head["skips"]["needs several_ranks: two chips are needed"] >= left
 
 
 COUNTING = """

@@ -109,6 +109,21 @@ def test_a_declared_waiting_update_is_excused_without_async_update(monkeypatch):
     assert "update_inputs waits for the device" in SaysThatItWaits().why_not("overlapped_update")
 
 
+def test_doctor_says_what_the_kit_says_of_an_update_that_waits(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    from hal_core.runtime.bound import bind
+    from kit_devices import waits
+    from queued_device import queued
+
+    from hal.cli import doctor_child
+
+    for make, mode in ((waits, doctor_child.UPDATE_WAITS), (queued, "async")):
+        found = {}
+        with bind(make()) as device:
+            doctor_child.one_step(device, lambda stage, found=found, **more: found.update(more))
+        assert found["step"]["update_inputs"] == mode
+
+
 @pytest.mark.parametrize("met", [[], ["large"], ["small", "small"]])
 def test_a_class_of_sizes_never_drawn_fails_the_check_by_name(met):
     reached = Reached(["small", "large"])

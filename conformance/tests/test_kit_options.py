@@ -22,6 +22,7 @@ from .kit_reports import HERE
         (["--policy=:x"], "--policy: ':x' names no attribute"),
         (["--device-factory=os:nosuch"], "--device-factory: 'os:nosuch': module 'os' has no attribute 'nosuch'"),
         (["--device-factory=os:sep"], "--device-factory: 'os:sep' cannot be called (name a function"),
+        (["--device-factory=kit_devices:wrong_support"], "has a support that is none (its attribute support is"),
         (["--liar=NoRowRest"], "--liar: no liar 'NoRowRest' (did you mean NoRowReset?)"),
         (["--liar=xyz"], "--liar: no liar 'xyz' (hal conform cpu --liars lists them; one of your own is MODULE:CLASS)"),
         (["--liar=nomod:X"], "--liar: 'nomod:X': importing nomod failed: ModuleNotFoundError"),

@@ -4,12 +4,14 @@ import importlib
 import json
 import sys
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 from hal_conformance.kit import Effort
-from hal_conformance.report import reproduction
-from hal_conformance.report.outcomes import LONGEST, clipped
-from hal_conformance.report.report import cause_of
+from hal_conformance.report import machine, reproduction
+from hal_conformance.report.outcomes import LONGEST, Report, clipped
+from hal_conformance.report.rendering import render
+from hal_conformance.report.report import cause_of, message_of
 
 pytestmark = pytest.mark.long(15)
 WARM = ("numpy", "hypothesis.stateful", "pytest")
@@ -136,6 +138,53 @@ def test_a_foreign_error_is_shown_once_with_draws_and_plugin_frames(conform):
     assert "in stumble\n" in report
     assert "^^^" not in report
     assert "data=data" not in report
+
+
+def test_a_kit_outside_its_checkout_is_named_by_its_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "KIT", tmp_path)
+    (tmp_path / "plugin.py").write_text("first")
+    first = machine.revision()
+    (tmp_path / "plugin.py").write_text("second")
+    assert first.startswith("files ")
+    assert machine.revision() != first
+
+
+def test_a_junit_report_says_what_failed_was_left_out_and_not_run():
+    """Also what a driver's message may contain, and XML may not."""
+    ended = {"failed": "a driver's \x1b[31mred\x00 <word>", "skipped": "", "expected": "", "not run": "", "passed": ""}
+    tests = [{"test": name, "outcome": name, "error": text, "reason": ""} for name, text in ended.items()]
+    entries = [{"guarantee": "G1", "status": "failed", "claims": [], "tests": tests}]
+    suite = ElementTree.fromstring(render(Report({"date": "now"}, entries, ["a stale entry"]), "report.xml"))
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["6", "2", "1", "2"]
+    assert [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None] == [
+        "failed",
+        "the run",
+    ]
+    assert suite.find("testcase/failure").text == "a driver's ?[31mred? <word>"
+
+
+def raised_in(*files):
+    """Return the message of an error through functions of these files, the last of which raises it."""
+    call = {}.__getitem__
+    for file in reversed(files):
+        made = {"call": call, "name": "what is not there"}
+        exec(compile("def run(name):\n    call(name)", file, "exec"), made)
+        call = made["run"]
+    with pytest.raises(KeyError) as raised:
+        call("what is not there")
+    error = raised.value
+    error.__traceback__ = error.__traceback__.tb_next  # this function's own
+    return message_of(error)
+
+
+def test_an_error_in_the_kits_own_code_has_no_frames_of_pytest():
+    """As of a property, which Hypothesis and pytest call: all frames are callers' of the plugin's code."""
+    kit, pytests = "/x/hal_conformance/test_any.py", ["/x/_pytest/python.py", "/x/hypothesis/core.py", "/x/pluggy/a.py"]
+    message = raised_in(*pytests, kit)
+    assert f'File "{kit}"' in message
+    assert not [name for name in pytests if name in message]
+    vendors = raised_in(*pytests, kit, "/x/vendor.py")
+    assert ("/x/vendor.py" in vendors, kit in vendors) == (True, False)
 
 
 def test_cases_of_one_test_have_one_cause():

@@ -23,6 +23,7 @@ _OPTIONS = (
     "fields",
     "device-factory",
     "report",
+    "skip",
 )
 TYPED = {"name": "NAME", "device": "NAME"} | {option.replace("-", "_"): f"--{option}" for option in _OPTIONS}
 """Inner argument names, mapped to the options as the user types them."""
@@ -30,12 +31,12 @@ TYPED = {"name": "NAME", "device": "NAME"} | {option.replace("-", "_"): f"--{opt
 
 def run(arguments: list[str]) -> None:
     """Run the conformance kit and exit with its status; ``hal conform --help`` lists the options."""
-    from hal_conformance import main  # imports pytest and NumPy
+    from hal_conformance import main  # imports NumPy
 
     failures.verbose = True
-    with signals.raised(KeyboardInterrupt):  # pytest's own exception: it prints its report and runs its teardowns
-        status = main(arguments, [_Between()], _find)
-        sys.stdout.flush()  # after a signal unwritten output is lost, and pytest has printed its report
+    with signals.noted():
+        status = main(arguments, find=_find, came=signals.came)
+        sys.stdout.flush()  # after a signal unwritten output is lost, and the report has been printed
     signals.check()
     sys.exit(status)
 
@@ -45,13 +46,3 @@ def _find(name: str) -> str:
     from hal.selection import select
 
     return select(name).entry.target
-
-
-class _Between:
-    """Pytest plugin that ends the run after a signal, even if a test mistook the signal for a failure of its
-    subject."""
-
-    def pytest_runtest_logstart(self) -> None:
-        """End the run before the next test if a signal came."""
-        if signals.came() is not None:
-            raise KeyboardInterrupt

@@ -152,14 +152,16 @@ quiet = False
 """Whether the status line is off (``-q``)."""
 
 
-class _Writer:
-    """A thread that writes lines on standard error, for callers that may not wait for its reader."""
+class LineWriter:
+    """A thread that writes lines on a stream, for callers that may not wait for its reader. ``name``: the stream's, for
+    the line that counts others."""
 
-    _ROOM = 256
+    ROOM = 256
     """Lines that wait for the reader; further ones are counted."""
 
-    def __init__(self) -> None:
-        self._lines, self._descriptor = queue.SimpleQueue[str | None](), sys.stderr.fileno()
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._lines, self._descriptor = queue.SimpleQueue[str | None](), stream.fileno()
+        self._stream, self._name = stream, name
         self._lock, self._waiting, self._lost = threading.Condition(), 0, 0
         self._thread = threading.Thread(target=self._write, name="hal-lines", daemon=True)  # it may wait for ever
         self._thread.start()
@@ -167,13 +169,13 @@ class _Writer:
     def put(self, text: str) -> None:
         """Write a line, or count it if there is no room."""
         with self._lock:
-            if self._waiting == self._ROOM:
+            if self._waiting == self.ROOM:
                 self._lost += 1
                 return
             lost, self._lost = self._lost, 0
             self._waiting += 1
-        note = f"hal: {lost} lines are not shown: nobody read standard error\n" if lost else ""
-        self._lines.put(f"{note}{fitted(shown(text, sys.stderr), sys.stderr)}\n")
+        note = f"hal: {lost} lines are not shown: nobody read {self._name}\n" if lost else ""
+        self._lines.put(f"{note}{fitted(shown(text, self._stream), self._stream)}\n")
 
     def _write(self) -> None:
         while (text := self._lines.get()) is not None:
@@ -196,7 +198,7 @@ class _Writer:
         self._thread.join()
 
 
-_writer: _Writer | None = None
+_writer: LineWriter | None = None
 
 
 @contextlib.contextmanager
@@ -206,7 +208,7 @@ def lines_by_thread(seconds: float) -> Iterator[None]:
     At the end what is left has ``seconds``; if nobody reads it, further lines are counted and none is waited for."""
     global _writer
     sys.stderr.flush()
-    _writer = _Writer()
+    _writer = LineWriter(sys.stderr, "standard error")
     try:
         yield
     finally:

@@ -21,6 +21,8 @@ leaves the stage in which it died."""
 SELECTION = "selection"
 """The first argument where no plugin is checked, but the choice without a name."""
 PLUGIN = "plugin"
+UPDATE_WAITS = "waits for the device first (no async_update; for the kit: update_waits in the Support)"
+"""How ``update_inputs`` ran, of a device whose ticket alone would call it "async"."""
 
 
 def check(name: str, *, step: bool, tell: Tell) -> None:
@@ -138,6 +140,8 @@ def one_step(device: BoundDevice, tell: Tell) -> None:
         ticket = call()
         ticket.wait()
         modes[hook] = ticket.mode
+        if hook == "update_inputs" and ticket.mode == "async" and not device.capabilities.async_update:
+            modes[hook] = UPDATE_WAITS
     rows = [*state.take(ticket).rows()]
     found = [row.tokens.tolist() for row in rows]
     if found != [[token]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -27,15 +28,22 @@ def command(
     ] = "",
 ) -> None:
     """Make a package for a device: entry points, what to fill in, README, tests, CI file."""
-    from hal_conformance.scaffold import make
-
     from hal.discovery import installed
+
+    made = write(name, kind, into, {entry.name for entry in installed()})
+    print(f"then write what raises NotImplementedError; {made / 'README.md'} has the steps")
+
+
+def write(name: str, kind: str, into: str, taken: Collection[str]) -> Path:
+    """Make the package, print what was made and how to install it, and return its folder. ``taken``: installed
+    names."""
+    from hal_conformance.scaffold import make
 
     folder = Path(into or f"hal-{name}")
     with as_typed(name="NAME", kind="--kind", into="--into"), signals.noted():
-        made = make(name, kind, folder, {entry.name for entry in installed()})
+        made = make(name, kind, folder, taken)
     signals.check()
     print(f"made in {folder}:")
     print("".join(f"  {path}\n" for path in made), end="")
     print(f"next: pip install -e {shlex.quote(str(folder))}")
-    print(f"then write what raises NotImplementedError; {folder / 'README.md'} has the steps")
+    return folder

@@ -30,6 +30,7 @@ COMMANDS = {
     "tail": "print what workers send to a url",
     "conform": "check that a device keeps the contract",
     "new-plugin": "make a package for a device of your own",
+    "new-runner": "make a package with a runner around a model of your own",
     "doctor": "check this machine and its plugins",
     "bench": "time the hooks of a device",
 }

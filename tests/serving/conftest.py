@@ -71,7 +71,8 @@ def serving(*options, until_loaded=True, lines=None, before=""):
             raise AssertionError(line + process.stderr.read())
         served = Served(process, line, found[0])
         if until_loaded:
-            served.wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200, "the engine did not load")
+            assert process.stderr.readline() == f"hal: ready on {served.url}\n"
+            assert httpx.get(f"{served.url}/health").status_code == 200
         yield served
     finally:
         if process.poll() is None:

@@ -1,7 +1,5 @@
 """The engine of a split with simulated workers: the transitions of the table one by one, then any order of events."""
 
-import re
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -202,21 +200,6 @@ def test_every_state_has_a_way_out_and_may_end():
         assert (state is State.ENDED) is not bool(TABLE[state])
         if state is not State.ENDED:
             assert TABLE[state][Event.END] is State.ENDED
-
-
-def test_the_page_has_the_table():
-    page = (Path(__file__).parents[2] / "docs" / "split.md").read_text(encoding="utf-8")
-    reported, state = set(), ""
-    for name, words, event, after in re.findall(r"^\| ([A-Z_]*) \| (.*?) \| (.*?) \| ([A-Z_]+) \|$", page, re.M):
-        state = name or state
-        assert not name or words == State[name].value
-        reported.add((state, event, after))
-    expected = {
-        (state.name, f"{event.name}: {event.value}", after.name)
-        for state, ways in TABLE.items()
-        for event, after in ways.items()
-    }
-    assert reported == expected
 
 
 OPERATIONS = st.lists(

@@ -122,10 +122,15 @@ def _support(name: str) -> Support:
 
 
 def _by_factory(path: str) -> Subject:
-    """Open by a factory, called without arguments; its optional attribute ``support`` is the plugin's support."""
+    """Open by a factory, called without arguments; its optional attribute ``support`` is the plugin's support, or the
+    class of it."""
     factory = attribute(path, "--device-factory")
     if not callable(factory):
         cure = "name a function that opens the device"
         raise InvalidValue(f"{path!r} cannot be called", cure=cure, argument="--device-factory")
-    support = getattr(factory, "support", None) or Support()
-    return Subject(path, factory, support() if isinstance(support, type) else support, origin=path)
+    support = getattr(factory, "support", Support)
+    support = support() if isinstance(support, type) else support
+    if not isinstance(support, Support):
+        cure = "its attribute support is an object or a class of hal_conformance.Support"
+        raise InvalidValue(f"{path!r} has a support that is none", cure=cure, argument="--device-factory")
+    return Subject(path, factory, support, origin=path)

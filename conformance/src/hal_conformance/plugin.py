@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .report.key import KEY
+from .report.key import FINDINGS, KEY
 
 if TYPE_CHECKING:
     from .fixtures.large_offsets import HugeBlock
@@ -50,7 +50,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="without progress, after which a call waits",
     )
     group.addoption(
-        "--hal-report", action="append", default=[], metavar="FILE", help="write the report; .json or .html; repeatable"
+        "--hal-skip", action="append", default=[], metavar="NAME", help="leave a test out, by name; repeatable"
+    )
+    group.addoption(
+        "--hal-report",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write the report; .json, .xml or .html; repeatable",
     )
     parser.addini("hal_device", "device to test where --hal-device is not given", default="")
 
@@ -86,15 +93,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     from hal_core.errors import HalError
 
-    from .report.report import Recorder, bears, check_target, chosen, effort
+    from .report.findings import Findings, check_target
+    from .report.report import Recorder, bears, chosen, effort, leave_out
 
-    config.stash[KEY] = Recorder(config, {item.name.partition("[")[0] for item in ours})
+    findings = config.stash.get(FINDINGS, None) or Findings()
+    findings.present = {item.name.partition("[")[0] for item in ours}
+    recorder = config.stash[KEY] = Recorder(config, findings)
     try:
-        wanted = chosen(config.getoption("--hal-only"))
+        findings.only = wanted = chosen(config.getoption("--hal-only"))
         effort(config)
+        leave_out(config.getoption("--hal-skip"), ours)
         for target in config.getoption("--hal-report"):
             check_target(target, "--hal-report")
     except HalError as error:
+        findings.problems.append(str(error))
         raise pytest.UsageError(str(error)) from None
     left_out = [item for item in ours if wanted and not bears(item) & wanted]
     if left_out:
@@ -103,8 +115,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item for item in ours if wanted and _number(item) not in wanted
     }  # after the chosen guarantees' own tests
     kept = sorted((item for item in ours if item not in left_out), key=lambda item: (item in besides, _place(item)))
-    items[:] = [item for item in items if not _number(item)] + kept
-    config.stash[KEY].await_all(kept, _number)
+    recorder.await_all(kept, _number)
+    items[:] = [item for item in items if not _number(item)] + [item for item in kept if not recorder.is_over(item)]
 
 
 @pytest.fixture(scope="session")
@@ -172,9 +184,10 @@ def kit(request: pytest.FixtureRequest, kit_session: Kit) -> Iterator[Kit]:
         pytest.skip("several ranks are started by the profiles default and nightly, or by --only")
     recorder = request.config.stash[KEY]
     if mark and _RANKS in mark.args[1]:
-        recorder.unfinished = recorder.unfinished or kit_session.ranks.start(kit_session.recipe)
-        if recorder.unfinished:
-            pytest.skip(recorder.unfinished)
+        findings = recorder.findings
+        findings.unfinished = findings.unfinished or kit_session.ranks.start(kit_session.recipe)
+        if findings.unfinished:
+            pytest.skip(findings.unfinished)
     yield kit_session
     if recorder.failed(request.node):
         kit_session.renew()
@@ -204,6 +217,8 @@ def pytest_runtest_makereport(
     """Record how a test of the kit ended; an expected failure counts as success, an unexpected pass as failure."""
     report = yield
     if _number(item) and KEY in item.config.stash:
+        from .report.outcomes import PRIMITIVES
+
         recorder = item.config.stash[KEY]
         recorder.note(item, call, report, _number(item))
         lines = recorder.first_failure(item.nodeid)
@@ -212,21 +227,21 @@ def pytest_runtest_makereport(
             for line in ("", *lines):  # "" ends the line of dots
                 reporter.write_line(line)
         if _primitive(item) and recorder.outcome_of(item.nodeid) == "failed":
-            recorder.stopped = "the primitives fail, by which every other test reads and writes: mend them first"
-            item.session.shouldfail = recorder.stopped
+            recorder.findings.stopped = PRIMITIVES
+            item.session.shouldfail = PRIMITIVES
             item.config.option.tbstyle = "no"  # the report has it once
     return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if KEY in config.stash:
+    if KEY in config.stash and FINDINGS not in config.stash:
         config.stash[KEY].summarize(terminalreporter.write_line)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail on expectations without a test, and write the report."""
-    if KEY in session.config.stash:
+    """Fail on expectations without a test, and write the report, unless a supervisor does."""
+    if KEY in session.config.stash and FINDINGS not in session.config.stash:
         recorder = session.config.stash[KEY]
         if recorder.finish(session.exitstatus) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,4 +1,4 @@
-"""A new device plugin, made from the templates beside this file: ``hal new-plugin``."""
+"""A new package for a device or a runner, from the templates beside this file: ``hal new-plugin``, ``new-runner``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from hal_core.errors import InvalidValue
 
 KINDS = ("async", "sync", "paddle", "torch")
 """Kinds of devices: a runtime with streams, one without, a CustomDevice of Paddle's, and a device type of torch's."""
+RUNNER = "runner"
+"""The kind of a package with a runner of hal's engine."""
 _BASES = {"paddle": "paddle", "torch": "torch_device"}
 """The folder in ``plugins/`` of a kind's base."""
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -26,15 +28,15 @@ _PLACES = {"package": "src/hal_{name}", "github": ".github"}
 
 
 def make(name: str, kind: str, folder: Path, taken: Collection[str] = ()) -> list[str]:
-    """Write a plugin of ``kind`` for a device ``name`` into a folder; return the paths in it.
+    """Write a plugin of ``kind`` for a device ``name``, or a runner ``name``, into a folder; return the paths in it.
 
-    The folder must be missing or empty. If anything fails, nothing of it is left. ``taken``: names of devices that
-    are installed.
+    The folder must be missing or empty. If anything fails, nothing of it is left. ``taken``: names of devices, or
+    runners, that are installed.
 
     :raises InvalidValue: for a name, a kind or a folder that cannot be used, with the cure.
     """
-    check_name(name, taken)
-    if kind not in KINDS:
+    check_name(name, taken, RUNNER if kind == RUNNER else "device")
+    if kind not in (*KINDS, RUNNER):
         raise InvalidValue(f"{kind!r} is no kind of device", cure=f"give {', '.join(KINDS)}", argument="kind")
     check_folder(folder)
     files = render(name, kind)
@@ -60,18 +62,19 @@ def make(name: str, kind: str, folder: Path, taken: Collection[str] = ()) -> lis
     return [*files]
 
 
-def check_name(name: str, taken: Collection[str] = ()) -> None:
-    """Raise :class:`InvalidValue` for a name that cannot be a device's, a module's and a distribution's."""
+def check_name(name: str, taken: Collection[str] = (), kind: str = "device") -> None:
+    """Raise :class:`InvalidValue` for a name that cannot be a device's (or a runner's), a module's and a
+    distribution's."""
     cure = "give another name"
     if not _NAME.fullmatch(name):
-        what = f"{name!r} is no name for a device"
+        what = f"{name!r} is no name for a {kind}"
         cure = "give small letters, digits and single underscores, with a letter first, such as mychip"
     elif len(name) > _LONGEST:
         what = f"the name has {len(name)} characters, at most {_LONGEST} are possible"
     elif keyword.iskeyword(name) or keyword.issoftkeyword(name):
         what = f"{name!r} is a keyword of Python"
     elif name in taken:
-        what, cure = f"a device {name!r} is installed", "give another name, or uninstall that plugin"
+        what, cure = f"a {kind} {name!r} is installed", "give another name, or uninstall that plugin"
     elif importlib.util.find_spec(f"hal_{name}") is not None:
         what = f"a module hal_{name} is installed"
     elif any(_installed(distribution) for distribution in (f"hal-{name}", f"paddle-hal-{name}")):
@@ -103,7 +106,7 @@ def check_folder(folder: Path) -> None:
 
 
 def render(name: str, kind: str) -> dict[str, str]:
-    """Return path and text of each file of a plugin."""
+    """Return path and text of each file of a package."""
     core = metadata.version("paddle-hal-core").split(".")
     contract = f">={core[0]}.{core[1]},<{int(core[0]) + 1}"
     base = _BASES.get(kind, "")
@@ -115,8 +118,9 @@ def render(name: str, kind: str) -> dict[str, str]:
         "base": f', "paddle-hal-{base.replace("_", "-")}>=1.0,<2"' if base else "",
         "base_folder": f" ./hal/plugins/{base}" if base else "",
     }
+    parts = (kind,) if kind == RUNNER else ("common", kind)
     root = resources.files("hal_conformance") / "templates"
-    texts = {path: found for part in ("common", kind) for path, found in _texts(root / part, name)}
+    texts = {path: found for part in parts for path, found in _texts(root / part, name)}
     return {path: Template(text).substitute(words) for path, text in sorted(texts.items())}
 
 

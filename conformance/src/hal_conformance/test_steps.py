@@ -137,6 +137,7 @@ def entered(kit: Kit, sizes: StateConfig, requests: Sequence[tuple[Sequence[int]
         blocks = [*range(-(-len(prompt) // sizes.block_size))]
         tasks.append(Task(TaskKind.PREFILL, slot, request, 0, len(prompt), blocks))
     fixture.enter(tasks)
+    fixture.check(f"an insertion of {len(tasks)} requests")
     return fixture
 
 

@@ -18,6 +18,9 @@ class HalError(Exception):
     what to do. Each may be empty where it does not apply. The text has them in that order.
     """
 
+    trace = ""
+    """What :func:`trace_of` returned in the process that this error came from, if that was another one."""
+
     def __init__(self, what: str, *, cure: str = "", device: str = "", hook: str = "", argument: str = "") -> None:
         self.what, self.cure = what, cure
         self.device, self.hook, self.argument = device, hook, argument
@@ -35,8 +38,10 @@ class HalError(Exception):
         return self
 
 
-_CALLERS = {"_pytest", "pluggy", "hypothesis", "hal_conformance"}
-"""Packages that only call the failing code: :func:`trace_of` leaves out their frames."""
+_RUNNERS = {"_pytest", "pluggy", "hypothesis"}
+_CALLERS = _RUNNERS | {"hal_conformance"}
+"""Packages that only call the failing code: :func:`trace_of` leaves out their frames. An error in the kit's own code
+has the frames of the kit."""
 
 
 def trace_of(error: BaseException) -> str:
@@ -44,9 +49,13 @@ def trace_of(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup) or (isinstance(error, HalError) and error.__cause__ is not None):
         error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error
     if isinstance(error, HalError | AssertionError):
-        return ""
+        return getattr(error, "trace", "")
     report = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in report.stack if not _CALLERS.intersection(Path(frame.filename).parts)] or report.stack
+    outside = [
+        [frame for frame in report.stack if not names.intersection(Path(frame.filename).parts)]
+        for names in (_CALLERS, _RUNNERS)
+    ]
+    frames = next(filter(None, outside), report.stack)
     report.stack = traceback.StackSummary.from_list(
         [traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line=frame.line) for frame in frames]
     )  # without columns, so without lines of ^^^

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hal_core import InvalidValue, Unavailable, hookimpl
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, Step
-    from hal_core.tickets import Ticket
+    from hal_core import BoundDevice, Step, Ticket
 
 log = logging.getLogger("hal")
 MOST = 200_000

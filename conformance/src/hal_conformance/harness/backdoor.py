@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hal_core.errors import TicketTimeout
 from hal_core.memory.plan import WRITE, WritePlan
 from hal_core.memory.views import ByteRange
 
@@ -35,7 +36,12 @@ def arrive(ticket: Ticket, what: str = "work on a running stream") -> None:
     try:
         ticket.wait(PATIENCE)
     except Exception as error:
-        raise AssertionError(f"{what}: its ticket was waited for {PATIENCE} s, and raises {error!r}") from error
+        raise AssertionError(f"{what}: its ticket {_outcome(error)}") from error
+
+
+def _outcome(error: Exception) -> str:
+    late = isinstance(error, TicketTimeout)
+    return f"is not done after {PATIENCE:g} s: {error!r}" if late else f"raises {error!r}"
 
 
 def drain(stream: Stream) -> None:
@@ -44,7 +50,7 @@ def drain(stream: Stream) -> None:
     try:
         stream.synchronize(PATIENCE)
     except Exception as error:
-        raise AssertionError(f"a stream was waited for {PATIENCE} s, and raises {error!r}") from error
+        raise AssertionError(f"a stream {_outcome(error)}") from error
 
 
 def read(device: Device, memory: Memory, stream: Stream) -> Bytes:

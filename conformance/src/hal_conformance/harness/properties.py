@@ -22,6 +22,8 @@ CAN_BOUND = hasattr(engine, "MAX_SHRINKS")
 """False with a Hypothesis without such a limit: then no example is shrunk, as the time would be unbounded."""
 LITERALS = "_get_local_constants"
 """The function of Hypothesis that collects the literals of imported modules."""
+PROGRESS: list[Callable[[], None]] = []
+"""Called as each example begins, for a run that ends a test without progress."""
 
 
 class Results:
@@ -34,6 +36,8 @@ class Results:
     @contextmanager
     def example(self) -> Iterator[None]:
         """Context around one example."""
+        for call in PROGRESS:
+            call()
         began = monotonic()
         try:
             yield

@@ -35,6 +35,8 @@ from typing import Any
 from hal_core.errors import GroupLost, HalError, InvalidValue, TicketTimeout
 from hal_core.ranks.ports import HeldPort
 
+from ..harness.processor import kept_waiting
+
 Environment = Callable[[int, Sequence[str]], Mapping[str, str]]
 """From a rank and all endpoints to the variables of this rank."""
 
@@ -162,8 +164,7 @@ class RankPool:
 
     def _kept_waiting(self) -> float:
         """Return the longest time in seconds that a runnable rank had no processor, which a busy machine causes."""
-        waits = [_read(f"/proc/{process.pid}/schedstat").split() for process in self._processes.values()]
-        return max((int(words[1]) / 1e9 for words in waits if len(words) > 1), default=0.0)
+        return max((kept_waiting(process.pid) for process in self._processes.values()), default=0.0)
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Send one rank a signal: ``SIGSTOP`` and ``SIGCONT`` for a hung rank, ``SIGKILL`` for a lost one."""
@@ -217,14 +218,6 @@ class RankPool:
         self.close()
 
 
-def _read(path: str) -> str:
-    """Return a kernel's file; "" if it does not exist, or its process has ended."""
-    try:
-        return Path(path).read_text(encoding="ascii")
-    except OSError:
-        return ""
-
-
 # -- in the rank ------------------------------------------------------------------------------------------------
 
 
@@ -240,7 +233,7 @@ def serve(link: Connection, rank: Rank) -> None:
             message = pickle.dumps(answer)
         except BaseException as error:  # noqa: BLE001 (it is the answer)
             traceback.print_exc()
-            message = pickle.dumps((False, _portable(error)))
+            message = pickle.dumps((False, portable(error)))
         with contextlib.suppress(OSError):
             link.send_bytes(message)
 
@@ -264,7 +257,7 @@ def _find(module: str, file: str, name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _portable(error: BaseException) -> BaseException:
+def portable(error: BaseException) -> BaseException:
     """Return the error itself if it survives pickling, else one with the same text."""
     try:
         copy = pickle.loads(pickle.dumps(error))

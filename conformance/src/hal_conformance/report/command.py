@@ -3,187 +3,96 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
-import io
 import json
 import math
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from .options import Options, arguments
+from hal_core.errors import PluginError
+
+from .options import Options
 
 if TYPE_CHECKING:
-    import pytest
+    from .apart import Say
 
 EMBEDDED = "cpu"
 """The device in every core, used to test the kit itself (``--liars``) unless another is named."""
 
 
-def run(options: Options, plugins: Sequence[object] = ()) -> int:
+def run(
+    options: Options,
+    plugins: Sequence[object] = (),
+    find: Callable[[str], str] | None = None,
+    came: Callable[[], object] | None = None,
+) -> int:
     """Run the kit, or its liars, and print the report; return 0 if the device conforms (or every liar was killed).
 
-    ``plugins`` are pytest plugins of the caller, for the run of the kit.
+    ``plugins`` are pytest plugins of the caller, for the run of the kit. ``find``, ``came``: see :func:`main`.
     """
+    absent = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
+    if absent:
+        what = f"{' and '.join(absent)} not installed (pip install 'hypothesis>=6.127' 'pytest>=8.3')"
+        print(f"hal conform: error: {what}", file=sys.stderr)
+        return 2
+    from .apart import noted
+
     try:
-        return _run(options, plugins)
+        with nullcontext(came) if came else noted() as signalled:
+            return _run(options, plugins, find, signalled)
     except KeyboardInterrupt:
         print("hal conform: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def _run(options: Options, plugins: Sequence[object]) -> int:
-    absent = [name for name in ("pytest", "hypothesis") if find_spec(name) is None]
-    if absent:
-        what = f"{' and '.join(absent)} not installed (pip install 'hypothesis>=6.115' 'pytest>=8.3')"
-        print(f"hal conform: error: {what}", file=sys.stderr)
-        return 2
-    import pytest
+def _run(
+    options: Options,
+    plugins: Sequence[object],
+    find: Callable[[str], str] | None,
+    came: Callable[[], object],
+) -> int:
+    from .findings import check_target
 
-    _check(options)
+    for option, targets in (("html", filter(None, [options.html])), ("report", options.report)):
+        for target in targets:
+            check_target(target, f"--{option}")
+
+    def prepare() -> Options:
+        """In the process of the device alone, as a driver that a probe has started survives no fork."""
+        named = find is not None and not options.device_factory
+        found = options.but(target=find(options.device)) if named and find else options
+        _check(found)
+        return found
+
     if options.liars:
-        return _run_liars(options)
+        return _run_liars(options.but(target=_apart(lambda _: prepare().target, came)), came)
     if options.replay:
-        return _replay(options)
-    with tempfile.TemporaryDirectory(prefix="hal-conform-") as folder:
-        report = Path(folder, "report.json")
-        if not options.json:
-            endings = Endings()
-            with Witness() as witness:
-                chosen = [*arguments(options), "--tb=short", "-q", "-rN"]
-                status = int(pytest.main(chosen, plugins=[witness, endings, *plugins]))
-            endings.tell(print)
-            if endings.why:
-                print(f"hal conform: error: {endings.why}", file=sys.stderr)
-            return status
-        noise, endings = io.StringIO(), Endings()
-        with contextlib.redirect_stdout(noise), Witness() as witness:
-            chosen = arguments(options.but(data=str(report)))
-            status = int(pytest.main([*chosen, "--tb=no", "-q"], plugins=[witness, endings, *plugins]))
-        if endings.why:
-            print(f"hal conform: error: {endings.why}", file=sys.stderr)
-        if endings.interrupted and not report.exists():
-            raise KeyboardInterrupt
-        if not report.exists():
-            print(noise.getvalue(), file=sys.stderr)
-            return status or 2
-        print(report.read_text(encoding="utf-8"))
-        return status
+        differs, text = _apart(lambda _: _replay(prepare()), came)
+        print(text)
+        return int(differs)
+    from .supervisor import Supervisor
+
+    return Supervisor(options, prepare, plugins, came).run()
+
+
+def _apart(work: Callable[[Say], Any], came: Callable[[], object]) -> Any:  # noqa: ANN401 (what the work returns)
+    """Return what a process of its own returns."""
+    from .apart import apart
+
+    ended = apart(work, came=came)
+    if came():
+        raise KeyboardInterrupt
+    if ended.result is None:
+        raise PluginError(ended.why, cure="mend the plugin, or its driver")
+    return ended.result
 
 
 INTERRUPTED = 2
 """pytest's own exit status for an interrupt."""
-
-
-class Endings:
-    """A pytest plugin that reports why a run has ended early, in place of pytest's banner: an interrupt, or a device
-    that was not opened."""
-
-    def __init__(self) -> None:
-        self._config: pytest.Config | None = None
-        self.interrupted, self.why = False, ""
-
-    def pytest_configure(self, config: pytest.Config) -> None:
-        """Keep the configuration."""
-        self._config = config
-
-    def pytest_runtest_logstart(self) -> None:
-        """Leave the failures of tests to the report, which has each once. Errors of collection pytest prints."""
-        assert self._config is not None
-        self._config.option.tbstyle = "no"
-
-    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Remove pytest's own reporter, which would print the banner. It stays where pytest stops by itself:
-        only it prints errors of collection."""
-        import pytest
-
-        assert self._config is not None
-        if excinfo.errisinstance(pytest.Session.Interrupted):
-            return
-        self.interrupted = excinfo.errisinstance(KeyboardInterrupt)
-        self.why = "" if self.interrupted else str(excinfo.value)
-        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
-            self._config.pluginmanager.unregister(reporter)
-
-    def tell(self, write: Callable[[str], None]) -> None:
-        """Write the report after an interrupt, below pytest's line of dots. Raise the interrupt if no report was made
-        yet."""
-        from .key import KEY
-
-        if self.interrupted:
-            assert self._config is not None
-            write("")
-            recorder = self._config.stash.get(KEY, None)
-            if recorder is None or not recorder.device:
-                raise KeyboardInterrupt
-            recorder.summarize(write)
-
-
-class Witness:
-    """A pytest plugin that names the running test on standard error when the process crashes, or hangs.
-
-    The process itself cannot do that. Another process does: it receives each test's name through a pipe and sees the
-    pipe end. Data in the pipe outlives a crash.
-    """
-
-    def __enter__(self) -> Witness:
-        command = [sys.executable, "-I", "-S", "-c", _WITNESS, str(SILENCE)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, start_new_session=True
-        )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:  # a process forked meanwhile holds the pipe open
-            self._process.kill()
-            self._process.wait()
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Note the begin of a test."""
-        self._tell(nodeid.rpartition("::")[2])
-
-    def pytest_runtest_logfinish(self) -> None:
-        """Note the end of a test."""
-        self._tell("")
-
-    def pytest_sessionfinish(self) -> None:
-        """Note the end of all tests, perhaps by an interrupt."""
-        self._tell("")
-
-    def _tell(self, test: str) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the witness was ended from outside
-            self._process.stdin.write(f"{test}\n".encode())
-
-
-SILENCE = 60.0
-"""Seconds after which a running test is named."""
-_WITNESS = """
-import os, select, sys
-limit, rest, test, told = float(sys.argv[1]), b"", "", False
-while True:
-    if not select.select([0], [], [], limit if test and not told else None)[0]:
-        told = True
-        print(f"hal conform: {test} has been running for {limit:g} s", file=sys.stderr, flush=True)
-    elif not (data := os.read(0, 65536)):
-        break
-    else:
-        *lines, rest = (rest + data).split(b"\\n")
-        if lines:
-            test, told = lines[-1].decode(), False
-if test:
-    print(f"hal conform: the process ended while {test} was running", file=sys.stderr, flush=True)
-"""
 
 
 def _check(options: Options) -> None:
@@ -191,12 +100,9 @@ def _check(options: Options) -> None:
     from ..draw.fields import declared_at
     from ..liars.faults import named
     from ..opening import liar_at, subject
-    from .report import check_target, chosen
+    from .report import chosen
 
     chosen(options.only)
-    for option in ("html", "report"):
-        if path := getattr(options, option):
-            check_target(path, f"--{option}")
     if options.liar:
         liar_at(options.liar)  # only checked: some liars take effect when they are made
     if options.fields:
@@ -207,7 +113,7 @@ def _check(options: Options) -> None:
         subject(options.device, factory=options.device_factory, policy=options.policy, target=options.target)
 
 
-def _run_liars(options: Options) -> int:
+def _run_liars(options: Options, came: Callable[[], object]) -> int:
     from .running import COLUMNS, Tally, Verdict, as_json, begun, document, ended, row, run
 
     def begin(verdict: Verdict) -> None:
@@ -220,8 +126,8 @@ def _run_liars(options: Options) -> int:
 
     if not options.json:
         print(begun(COLUMNS) + ended(COLUMNS), flush=True)
-    tally = Tally(run(options, begin, tell), laddered=not options.profile)
-    for target in filter(None, (options.html, options.report)):
+    tally = Tally(run(options, begin, tell, came), laddered=not options.profile)
+    for target in options.targets:
         try:
             Path(target).write_text(document(tally, html=target.endswith((".html", ".htm"))), encoding="utf-8")
         except OSError as error:  # the disk is full, or the folder was removed meanwhile
@@ -231,7 +137,7 @@ def _run_liars(options: Options) -> int:
     return 0 if tally.ok else 1
 
 
-def _replay(options: Options) -> int:
+def _replay(options: Options) -> tuple[bool, str]:
     from ..opening import subject
     from ..replay.player import replay
 
@@ -241,8 +147,7 @@ def _replay(options: Options) -> int:
         differs, text = replay(device, options.replay)
     finally:
         device.undo()
-    print(f"{device.name}: {text}")
-    return int(differs)
+    return differs, f"{device.name}: {text}"
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -271,7 +176,7 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-_OF_TESTS = {"json", "html", "report", "examples", "hang", "seed", "only", "profile", "fields", "liars"}
+_OF_TESTS = {"json", "html", "report", "examples", "hang", "seed", "skip", "only", "profile", "fields", "liars"}
 """Options that a replay does not use."""
 
 
@@ -289,29 +194,40 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(
-    given: Sequence[str] | None = None, plugins: Sequence[object] = (), find: Callable[[str], str] | None = None
+    given: Sequence[str] | None = None,
+    plugins: Sequence[object] = (),
+    find: Callable[[str], str] | None = None,
+    came: Callable[[], object] | None = None,
 ) -> int:
     """Run the command. ``plugins``: see :func:`run`.
 
     ``find``: the caller's discovery. It returns the value of a device's entry point, or raises :class:`HalError` for a
-    refused one. Without it, any device installed under the name is tested.
+    refused one. Without it, any device installed under the name is tested. ``came``: returns the signal that the caller
+    has noted, if one came; without it, signals are noted here.
     """
     parser = _Parser("hal conform", description="Check that a device keeps the contract of hal.", allow_abbrev=False)
     parser.add_argument("device", nargs="?", default="", help="device name, as hal devices lists it")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--html", default="", metavar="FILE", help="write the report as HTML")
-    parser.add_argument("--report", default="", metavar="FILE", help="write the report; .json or .html")
+    text = "write the report; .json, .xml (JUnit) or .html; repeatable"
+    parser.add_argument("--report", action="append", default=[], metavar="FILE", help=text)
+    parser.add_argument("--skip", action="append", default=[], metavar="NAME", help="leave a test out; repeatable")
     parser.add_argument("--examples", type=_at_least(1), default=0, metavar="N", help="examples a property")
     parser.add_argument("--seed", type=_at_least(0), metavar="N", help="seed of everything that is drawn")
     parser.add_argument("--only", default="", metavar="G3,G15", help="only these guarantees")
     names = ["quick", "default", "nightly"]
     parser.add_argument("--profile", default="", choices=names, metavar="|".join(names), help="how thorough")
     parser.add_argument("--policy", default="", metavar="MODULE:ATTR", help="another Policy class or object")
-    parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help="callable that opens the device")
+    text = "callable that opens the device; its attribute support is a Support"
+    parser.add_argument("--device-factory", default="", metavar="MODULE:ATTR", help=text)
     parser.add_argument("--liar", default="", metavar="NAME", help="lay a liar over it: NAME, or MODULE:CLASS")
     parser.add_argument("--fault", default="", metavar="NAME", help="run the device under one of the kit's faults")
     parser.add_argument(
-        "--hang", type=_seconds, default=0.0, metavar="SECONDS", help="without progress, after which a call waits (10)"
+        "--hang",
+        type=_seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="without progress, after which a call waits (10) and, 30 times as long, a test hangs",
     )
     parser.add_argument("--fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, not drawn ones")
     parser.add_argument("--liars", action="store_true", help="test the kit: every liar must be killed")
@@ -326,6 +242,5 @@ def main(
     own = {name for name, value in found.items() if value != parser.get_default(name)}
     if found["replay"] and (useless := own & _OF_TESTS):
         parser.error(f"--{min(useless)}: --replay makes the calls of a recording and runs no test (leave it out)")
-    if find is not None and not found["device_factory"]:
-        found["target"] = find(found["device"])
-    return run(Options(**found), plugins)
+    found |= {name: tuple(found[name]) for name in ("report", "skip")}
+    return run(Options(**found), plugins, find, came)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,14 @@ class Options:
     json: bool = False
     html: str = ""
     liars: bool = False
-    report: str = ""
+    report: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
     replay: str = ""
-    data: str = ""
-    """A further report, for the command itself."""
+
+    @property
+    def targets(self) -> list[str]:
+        """The files for the report."""
+        return [*self.report, *filter(None, [self.html])]
 
     def but(self, **changes: Any) -> Options:  # noqa: ANN401 (fields of this class)
         """Return the same with some changes."""
@@ -41,7 +44,8 @@ class Options:
 
 
 def arguments(options: Options) -> list[str]:
-    """Return the arguments of the pytest run. It reads no settings of the folder it is started in."""
+    """Return the arguments of the pytest run, which writes no report. It reads no settings of the folder it is started
+    in."""
     chosen = [
         *("--pyargs", "hal_conformance", "-p", "hal_conformance.plugin", "-p", "no:cacheprovider"),
         *("-c", str(HERE / "conform.ini"), "--rootdir", str(HERE)),
@@ -60,12 +64,9 @@ def arguments(options: Options) -> list[str]:
         ("--hal-examples", options.examples),
         ("--hal-seed", options.seed),
         ("--hal-hang", options.hang),
-        ("--hal-report", options.report),
-        ("--hal-report", options.html),
-        ("--hal-report", options.data),
+        *(("--hal-skip", name) for name in options.skip),
     ):
         if value not in ("", None) and not (value == 0 and flag in ("--hal-examples", "--hal-hang")):
             chosen.append(f"{flag}={value}")
-    if sys.__stderr__ is None:  # closed: pytest would fail without a file for dumps
-        chosen += ["-p", "no:faulthandler"]
+    chosen += ["-p", "no:faulthandler"]  # :mod:`.apart` has the stacks of a crash
     return chosen if options.shrink else [*chosen, "--hal-no-shrink"]

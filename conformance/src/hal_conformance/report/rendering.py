@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from html import escape
 from typing import Any
+from xml.etree import ElementTree
 
-from .outcomes import NOT_CHOSEN, NOT_RUN, Report, clipped
+from .outcomes import EXPECTED, NOT_CHOSEN, NOT_RUN, PASSED, SKIPPED, Report, clipped
 
+JUNIT = {SKIPPED: ("skipped", "skipped"), EXPECTED: ("skipped", "skipped"), NOT_RUN: ("error", "errors")}
+"""Outcomes of a test, and what they are in JUnit's words; others are failures."""
 MARKS = {"checked": "ok", "skipped": "--", "failed": "FAILED", "expected failure": "xfail", NOT_RUN: NOT_RUN}
 
 
@@ -19,13 +23,16 @@ def lines(report: Report) -> Iterator[str]:
     header = report.header
     versions = ", ".join(f"{name} {version}" for name, version in header["versions"].items())
     yield f"hal conformance: {header.get('device', 'no device opened')} ({header.get('origin', '')})"
-    yield f"  {versions}"
+    yield f"  kit {header['kit']}; {header['date']}, {header['seconds']:g} s; {header['system']}; {header['processor']}"
+    runtime = ", ".join(f"{name} {version}" for name, version in header.get("runtime", {}).items())
+    yield f"  {versions}; driver and runtime: {runtime or 'not given (Support.versions)'}"
     if "capabilities" in header:
         has = [name if value is True else f"{name}={value}" for name, value in header["capabilities"].items() if value]
         yield f"  capabilities: {', '.join(has) or 'none'}"
         effort, fallbacks = header["effort"], header["fallbacks"]
         count = f", {effort['examples']} examples" if effort["examples"] else ""
-        yield f"  profile {effort['profile']}{count}, seed {effort['seed']}, policy {header['policy']}"
+        limit = f", a case hangs after {header['limit']:g} s without progress (--hang)" if "limit" in header else ""
+        yield f"  profile {effort['profile']}{count}, seed {effort['seed']}, policy {header['policy']}{limit}"
         yield from (f"  falls back, {hook}: {reason}" for hook, reason in fallbacks.items())
     chosen = [entry for entry in report.guarantees if entry["note"] != NOT_CHOSEN]
     for entry in chosen:
@@ -34,6 +41,7 @@ def lines(report: Report) -> Iterator[str]:
         tests = f"{len(entry['tests'])} tests" if entry["tests"] else ""
         note = f"  [{entry['note']}]" if entry["note"] else ""
         yield f"  {entry['guarantee']:<4} {MARKS[entry['status']]:<7} {entry['gist']}  {tests}{note}"
+        yield from (f"       {claim}" for claim in entry["claims"])
     if left := len(report.guarantees) - len(chosen):
         yield f"  {left} {NOT_CHOSEN}"
     for name, test, others in failures(report):
@@ -44,6 +52,8 @@ def lines(report: Report) -> Iterator[str]:
         if others:
             yield f"    with the same cause, {counted(others)}"
     yield from (f"  ERROR {problem}" for problem in report.problems)
+    if header.get("skips"):
+        yield f"  skipped: {', '.join(f'{count} {reason}' for reason, count in header['skips'].items())}"
     counts = [entry["status"] for entry in report.guarantees]
     summary = ", ".join(f"{counts.count(status)} {status}" for status in MARKS if status in counts)
     yield from [f"  stopped: {report.stopped}"] if report.stopped else []
@@ -56,8 +66,10 @@ def verdict(report: Report) -> str:
         return "no verdict"
     if not report.ok:
         return "does not conform"
-    checked = any(entry["status"] not in ("skipped", NOT_RUN) for entry in report.guarantees)
-    return "conforms as far as checked" if checked else "no chosen test applies to this device"
+    checked = [entry for entry in report.guarantees if entry["status"] not in ("skipped", NOT_RUN)]
+    but = [entry["guarantee"] for entry in checked if entry["claims"]]
+    conforms = f"conforms, but for {', '.join(but)}" if but else "conforms as far as checked"
+    return conforms if checked else "no chosen test applies to this device"
 
 
 def failures(report: Report) -> list[tuple[str, dict[str, Any], list[tuple[str, str]]]]:
@@ -81,9 +93,43 @@ def counted(others: list[tuple[str, str]]) -> str:
     return f"{len(others)} more: {listed}"
 
 
-def render(report: Report, *, html: bool) -> str:
-    """Return the report as a document."""
-    return _html(report) if html else json.dumps({"ok": report.ok, **asdict(report)}, indent=2, default=str)
+def render(report: Report, name: str) -> str:
+    """Return the report as a document, by the end of its file's name: HTML, XML for JUnit's readers, else JSON."""
+    if name.endswith((".html", ".htm")):
+        return _html(report)
+    if name.endswith(".xml"):
+        return _junit(report)
+    found = {"ok": report.ok, "verdict": verdict(report), **asdict(report)}
+    return json.dumps(found, indent=2, default=str)
+
+
+def _junit(report: Report) -> str:
+    """One case for each test, and one for each problem of the whole run; what was not run is an error."""
+    suite = ElementTree.Element("testsuite", name="hal conformance", timestamp=report.header["date"])
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in {**report.header, "verdict": verdict(report)}.items():
+        ElementTree.SubElement(properties, "property", name=name, value=_printable(value))
+    tests = [(entry["guarantee"], test) for entry in report.guarantees for test in entry["tests"]]
+    tests += [("", {"test": "the run", "outcome": "failed", "error": problem}) for problem in report.problems]
+    counts: Counter[str] = Counter(tests=len(tests), failures=0, errors=0, skipped=0)
+    for name, test in tests:
+        case = ElementTree.SubElement(suite, "testcase", classname=name, name=_printable(test["test"]))
+        case.set("time", f"{test.get('seconds', 0.0):.3f}")
+        if test["outcome"] == PASSED:
+            continue
+        kind, count = JUNIT.get(test["outcome"], ("failure", "failures"))
+        counts[count] += 1
+        error = _printable(test.get("error") or "")
+        message = test.get("reason") or error.partition("\n")[0] or test["outcome"]
+        ElementTree.SubElement(case, kind, message=_printable(message)).text = error
+    for count, number in counts.items():
+        suite.set(count, str(number))
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _printable(value: object) -> str:
+    """Return a text without characters that XML has not."""
+    return re.sub("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", str(value))
 
 
 STYLE = """
@@ -98,7 +144,8 @@ def _html(report: Report) -> str:
     rows = []
     for entry in report.guarantees:
         kind = entry["status"].split()[0]
-        cells = (entry["guarantee"], entry["hook"], entry["gist"], entry["status"], entry["note"])
+        note = "; ".join(filter(None, [entry["note"], *entry["claims"]]))
+        cells = (entry["guarantee"], entry["hook"], entry["gist"], entry["status"], note)
         rows.append(f'<tr class="{kind}">' + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
     sections = []
     for name, test, others in failures(report):

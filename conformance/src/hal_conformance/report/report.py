@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-import platform
 import re
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields
-from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hal_core.errors import InvalidValue, trace_of
 
 from ..harness.guarantees import BY_NUMBER, GUARANTEES
-from .outcomes import NOT_CHOSEN, NOT_RUN, Outcome, Report, clipped
+from .findings import Findings
+from .outcomes import EXPECTED, FAILED, LEFT_OUT, NOT_RUN, PASSED, SKIPPED, UNEXPECTED, Outcome, Report, clipped
+from .rendering import lines
 from .reproduction import Reproduction
 
 if TYPE_CHECKING:
@@ -44,21 +44,16 @@ def chosen(text: str) -> set[int]:
     return numbers
 
 
-def check_target(path: str, option: str) -> None:
-    """Raise :class:`InvalidValue` if the report cannot be written, before the run rather than after it."""
-    target = Path(path)
-    try:
-        if target.is_dir():
-            what = "is a folder"
-        elif not target.parent.is_dir():
-            what = f"cannot be written: the folder {str(target.parent)!r} does not exist"
-        else:
-            writable = os.access(target if target.exists() else target.parent, os.W_OK)
-            what = "" if writable else "cannot be written: no permission"
-    except OSError as error:  # a name that is too long
-        what = f"cannot be written: {error.strerror}"
-    if what:
-        raise InvalidValue(f"{path!r} {what}", cure="name a file in a folder that can be written", argument=option)
+def leave_out(names: Iterable[str], items: Sequence[pytest.Item]) -> None:
+    """Have tests skipped by name. Raises :class:`InvalidValue` for one that does not exist."""
+    for name in names:
+        found = [item for item in items if name in (item.name, item.name.partition("[")[0])]
+        if not found:
+            close = difflib.get_close_matches(name, {item.name for item in items}, 1)
+            cure = f"did you mean {close[0]}?" if close else "remove it, or correct the name"
+            raise InvalidValue(f"{name!r} is not a test of the kit", cure=cure, argument="skip")
+        for item in found:
+            item.add_marker(pytest.mark.skip(reason=LEFT_OUT))
 
 
 def effort(config: pytest.Config) -> Effort:
@@ -79,157 +74,106 @@ def effort(config: pytest.Config) -> Effort:
 
 
 class Recorder:
-    """Collects the outcomes of a session and makes its report. ``present``: names of all tests, chosen or not."""
+    """Collects the outcomes of a session of pytest into ``findings``."""
 
-    def __init__(self, config: pytest.Config, present: set[str]) -> None:
-        self.config, self.present, self.reproduction = config, present, Reproduction(config)
+    def __init__(self, config: pytest.Config, findings: Findings) -> None:
+        self.config, self.findings, self.reproduction = config, findings, Reproduction(config)
         self.kit: Kit | None = None
-        self.device: dict[str, Any] = {}
-        self.outcomes: dict[str, Outcome] = {}
         self.report: Report | None = None
-        self.stopped = ""
-        """Why the run ended at the first failure."""
-        self._shown = False
-        self.unfinished = ""
-        """Why tests are not run, through no fault of the device."""
+        self._shown = any(one.outcome == FAILED for one in findings.outcomes.values())
+        findings.reproduce = findings.reproduce or self.reproduction.line(None)
 
     def await_all(self, items: Iterable[pytest.Item], number: Callable[[pytest.Item], int]) -> None:
         """Record the chosen tests, so that those not reached are reported as not run."""
-        self.outcomes = {item.nodeid: Outcome(item.name, number(item)) for item in items}
+        for item in items:
+            self.findings.outcomes.setdefault(item.nodeid, Outcome(item.name, number(item)))
+
+    def is_over(self, item: pytest.Item) -> bool:
+        """Return True of a test that an earlier process of this run has judged."""
+        return self.outcome_of(item.nodeid) != NOT_RUN
 
     def failed(self, item: pytest.Item) -> bool:
         """Return True if the test's call has failed, expected or not."""
-        found = self.outcomes.get(item.nodeid)
-        return found is not None and found.outcome in ("failed", "expected")
+        return self.outcome_of(item.nodeid) in (FAILED, EXPECTED)
 
     def note(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, number: int) -> None:
         """Record one phase of a test. The worst phase counts."""
-        name = item.name.partition("[")[0]
-        entry = self.outcomes.setdefault(item.nodeid, Outcome(item.name, number))
+        findings, name = self.findings, item.name.partition("[")[0]
+        entry = findings.outcomes.setdefault(item.nodeid, Outcome(item.name, number))
         entry.seconds += call.duration
         if report.skipped:
-            entry.outcome = NOT_RUN if self.unfinished else "skipped"
+            entry.outcome = NOT_RUN if findings.unfinished else SKIPPED
             entry.reason = call.excinfo.value.msg if call.excinfo else ""  # type: ignore[attr-defined]
         elif report.failed:
-            self._note_failure(entry, call, report, name)
+            self._note_failure(entry, call, report)
         elif report.when == "call" and entry.outcome == NOT_RUN:
-            entry.outcome = "passed"
-            if name in self.expected():
-                entry.outcome, entry.reason = "unexpected", self.expected()[name]
+            entry.outcome = PASSED
+            if name in findings.expected:
+                entry.outcome, entry.reason = UNEXPECTED, findings.expected[name]
 
-    def _note_failure(self, entry: Outcome, call: pytest.CallInfo[None], report: pytest.TestReport, name: str) -> None:
+    def _note_failure(self, entry: Outcome, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         assert call.excinfo is not None
-        entry.kind = _kind(call.excinfo.value)
-        entry.error = message_of(call.excinfo.value)
-        entry.outcome = "failed"
-        if name in self.expected() and report.when == "call":
-            entry.outcome, entry.reason = "expected", self.expected()[name]
+        error = call.excinfo.value
+        cause = cause_of(error, entry.test.partition("[")[2].removesuffix("]"))
+        reproduce = self.reproduction.line(self.kit, f"G{entry.guarantee}")
+        self.findings.failed(entry, _kind(error), message_of(error), cause, reproduce)
+        if entry.outcome == EXPECTED:
             report.outcome, report.wasxfail = "skipped", entry.reason
+        elif entry.same_as:
+            report.longrepr, report.sections = f"of the same cause as {entry.same_as}: {entry.kind}", []
         else:
-            entry.reproduce = self.reproduction.line(self.kit, f"G{entry.guarantee}")
-            entry.cause = cause_of(call.excinfo.value, entry.test.partition("[")[2].removesuffix("]"))
-            before = [one for one in self.outcomes.values() if one.cause == entry.cause and one is not entry]
-            if before:
-                entry.same_as = before[0].same_as or before[0].test
-                report.longrepr, report.sections = f"of the same cause as {entry.same_as}: {entry.kind}", []
-            else:
-                report.sections.append(("reproduce with", entry.reproduce))
+            report.sections.append(("reproduce with", entry.reproduce))
 
     def outcome_of(self, nodeid: str) -> str:
         """Return how a test has ended."""
-        found = self.outcomes.get(nodeid)
+        found = self.findings.outcomes.get(nodeid)
         return found.outcome if found is not None else NOT_RUN
 
     def first_failure(self, nodeid: str) -> list[str]:
         """Return what to print of a test that is the first to fail; [] for every other test."""
-        if self._shown or self.outcome_of(nodeid) != "failed":
+        if self._shown or self.outcome_of(nodeid) != FAILED:
             return []
         self._shown = True
-        found = self.outcomes[nodeid]
-        message, _, trace = found.error.partition("\nTraceback ")
-        place = [line.strip() for line in trace.splitlines() if line.startswith("  File ")][-1:]
-        text = [clipped(line) for line in (*message.splitlines()[:3], *place)]
-        return [f"first failure: G{found.guarantee} {found.test}: {found.kind}", *(f"    {line}" for line in text)]
-
-    def expected(self) -> dict[str, str]:
-        """Return the plugin's list of expected failures."""
-        return dict(self.kit.subject.support.expected_failures) if self.kit else {}
+        return first_lines(self.findings.outcomes[nodeid])
 
     def finish(self, status: int | pytest.ExitCode) -> bool:
         """Make and write the report; return true if it must fail the session."""
-        problems = self._problems()
-        if status == pytest.ExitCode.INTERRUPTED:
-            self.unfinished = "interrupted"
-        elif status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-            problems.append(f"pytest ended early: {pytest.ExitCode(status).name.lower().replace('_', ' ')}")
-        elif not self.outcomes:
-            problems.append("no guarantee was checked")
-        entries = [self._entry(number) for number in BY_NUMBER]
-        self.report = Report(self.header(), entries, problems, self.unfinished, self.stopped)
-        for target in self.config.getoption("--hal-report"):
-            self._write(self.report, target)
+        self.findings.end(status)
+        self.report = self.findings.write(self.config.getoption("--hal-report"))
         return not self.report.ok
-
-    @staticmethod
-    def _write(report: Report, target: str) -> None:
-        from .rendering import render
-
-        try:
-            Path(target).write_text(render(report, html=target.endswith((".html", ".htm"))), encoding="utf-8")
-        except OSError as error:  # the disk is full, or the folder was removed meanwhile
-            report.problems.append(f"the report was not written to {target!r}: {error.strerror}; make room, run again")
 
     def opened(self, kit: Kit) -> None:
         """Record the device under test, once it is open."""
-        self.kit = kit
+        self.kit, support = kit, kit.subject.support
         self.reproduction.opened(kit.device.name, kit.capabilities.substituted)
         abilities = {f.name: getattr(kit.capabilities, f.name) for f in fields(kit.capabilities)}
-        self.device = {
+        self.findings.expected = dict(support.expected_failures)
+        self.findings.reproduce = self.reproduction.line(kit)
+        self.findings.device = {
             "device": kit.bound.name,
             "origin": kit.subject.origin,
+            "runtime": dict(support.versions(kit.device)),
             "policy": type(kit.bound.policy).__qualname__,
             "capabilities": {name: value for name, value in abilities.items() if name != "fallbacks"},
             "fallbacks": dict(kit.capabilities.fallbacks),
             "effort": asdict(kit.effort),
         }
-
-    def header(self) -> dict[str, Any]:
-        """Return what ran, on which device, with which versions."""
-        names = ("paddle-hal-core", "numpy", "pluggy", "hypothesis", "pytest")
-        versions = {"python": platform.python_version()} | {name: _version(name) for name in names}
-        return {"versions": versions, **self.device, "reproduce": self.reproduction.line(self.kit)}
-
-    def _entry(self, number: int) -> dict[str, Any]:
-        guarantee = BY_NUMBER[number]
-        mine = [outcome for outcome in self.outcomes.values() if outcome.guarantee == number]
-        return {
-            "guarantee": guarantee.name,
-            "hook": guarantee.hook,
-            "gist": guarantee.gist,
-            "status": _status(mine),
-            "note": _note(mine, chosen(self.config.getoption("--hal-only")), number),
-            "tests": [asdict(outcome) for outcome in mine],
-        }
-
-    def _problems(self) -> list[str]:
-        problems = []
-        for name, reason in self.expected().items():
-            if name not in self.present:
-                problems.append(f"expected failure {name!r} is not a test of the kit; remove it, or correct the name")
-            if not reason.strip():
-                problems.append(f"expected failure {name!r} has no reason; write one")
-        for outcome in self.outcomes.values():
-            if outcome.outcome == "unexpected":
-                problems.append(f"{outcome.test} passes, but is listed as an expected failure; remove the entry")
-        return problems
+        found = self.findings
+        found.tell(device=found.device, expected=found.expected, whole=found.reproduce)
 
     def summarize(self, write: Callable[[str], None]) -> None:
         """Print the report as text."""
-        from .rendering import lines
-
-        if self.report is not None and self.device:
+        if self.report is not None and self.findings.device:
             for line in lines(self.report):
                 write(line)
+
+
+def first_lines(found: Outcome) -> list[str]:
+    """Return the lines about the first failure of a run."""
+    message, _, trace = found.error.partition("\nTraceback ")
+    place = [line.strip() for line in trace.splitlines() if line.startswith("  File ")][-1:]
+    text = [clipped(line) for line in (*message.splitlines()[:3], *place)]
+    return [f"first failure: G{found.guarantee} {found.test}: {found.kind}", *(f"    {line}" for line in text)]
 
 
 def message_of(error: BaseException) -> str:
@@ -271,30 +215,3 @@ def _kind(error: BaseException) -> str:
     """Return the error's type; for a group that Hypothesis reports, the type of its parts."""
     kinds = {_kind(part) for part in error.exceptions} if isinstance(error, BaseExceptionGroup) else set()
     return kinds.pop() if len(kinds) == 1 else type(error).__name__
-
-
-def _status(outcomes: Iterable[Outcome]) -> str:
-    found = {outcome.outcome for outcome in outcomes}
-    for status in ("failed", "unexpected", NOT_RUN, "expected"):
-        if status in found:
-            return {"unexpected": "failed", "expected": "expected failure"}.get(status, status)
-    return "checked" if "passed" in found else "skipped"
-
-
-def _note(outcomes: list[Outcome], wanted: set[int], number: int) -> str:
-    """Return why a guarantee, or a part of it, was not checked."""
-    reasons = [outcome.reason for outcome in outcomes if outcome.outcome in ("skipped", "expected", "unexpected")]
-    left = [outcome.reason for outcome in outcomes if outcome.outcome == NOT_RUN]
-    reasons += [reason or NOT_RUN for reason in left if any(left) or len(left) < len(outcomes)]
-    if not outcomes:
-        reasons = [NOT_CHOSEN] if wanted and number not in wanted else ["no test was collected"]
-    counts = {reason: reasons.count(reason) for reason in reasons}
-    several = len(outcomes) > 1
-    return "; ".join(f"{n} of {len(outcomes)}: {r}" if several else r for r, n in counts.items())
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -39,6 +39,8 @@ HANG = 2.0
 so the runs wait this long."""
 
 
+LIMIT = 300.0
+"""Seconds without an end of a phase of a test, after which a liar hangs; its tests wait for 60."""
 LADDER = ("quick", "default")
 """The profiles tried on a liar, in this order, until one kills it."""
 SHARE = 0.8
@@ -80,15 +82,25 @@ class Session:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Name it."""
-        self._say(nodeid.rpartition("::")[2])
+        self._say(doing=nodeid.rpartition("::")[2])
+
+    def pytest_runtest_logreport(self) -> None:
+        """Say that it goes on."""
+        self._say()
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Keep the recorder."""
         self.recorder = session.config.stash.get(KEY, None)
 
 
-def run(options: Options, begin: Callable[[Verdict], None], tell: Callable[[Verdict], None]) -> list[Verdict]:
-    """Test all liars of the chosen guarantees on the device of ``options``. ``begin`` is called before each runs."""
+def run(
+    options: Options,
+    begin: Callable[[Verdict], None],
+    tell: Callable[[Verdict], None],
+    came: Callable[[], object] = lambda: None,
+) -> list[Verdict]:
+    """Test all liars of the chosen guarantees on the device of ``options``. ``begin`` is called before each runs;
+    ``came``: see :func:`.apart.apart`."""
     wanted, verdicts = chosen(options.only), []
     found = [one for one in everyone() if not wanted or one.guarantee in wanted]
     lacking = apart(lambda _: missing(found, options))
@@ -102,7 +114,9 @@ def run(options: Options, begin: Callable[[Verdict], None], tell: Callable[[Verd
         if why := lacking.result[one.name]:
             verdict.verdict, verdict.by = "skipped", f"needs {why}"
         else:
-            _climb(one, options, verdict, modules[one.guarantee])
+            _climb(one, options, verdict, modules[one.guarantee], came)
+        if came():
+            raise KeyboardInterrupt
         verdicts.append(verdict)
         tell(verdict)
     return verdicts
@@ -137,11 +151,12 @@ def modules_of(options: Options) -> Mapping[int, Set[Path]]:
     return found.modules
 
 
-def _climb(one: Liar, options: Options, verdict: Verdict, modules: Set[Path]) -> None:
+def _climb(one: Liar, options: Options, verdict: Verdict, modules: Set[Path], came: Callable[[], object]) -> None:
     """Run one profile after the other, until the liar is dead."""
     for profile in [options.profile] if options.profile else LADDER:
         began = monotonic()
-        ended = apart(partial(_judged, one, options.but(profile=profile), verdict, modules))
+        work = partial(_judged, one, options.but(profile=profile), verdict, modules)
+        ended = apart(work, limit=lambda: LIMIT, came=came)
         if ended.result is None:
             verdict.verdict, verdict.by = "crashed", f"{ended.why} in {ended.doing or 'no test'}"
         else:
@@ -168,7 +183,7 @@ def judge(one: Liar, options: Options, verdict: Verdict, modules: Set[Path], say
         liar=one.name,
         shrink=False,
         hang=options.hang or HANG,
-        report="",
+        report=(),
         html="",
         seed=options.seed or 0,
     )
@@ -180,12 +195,12 @@ def judge(one: Liar, options: Options, verdict: Verdict, modules: Set[Path], say
     if session.recorder is None:
         verdict.verdict, verdict.by = "crashed", f"pytest ended with {pytest.ExitCode(status).name}"
         return
-    failed = [outcome for outcome in session.recorder.outcomes.values() if outcome.outcome == "failed"]
+    failed = [outcome for outcome in session.recorder.findings.outcomes.values() if outcome.outcome == "failed"]
     killers = [outcome.test for outcome in failed if outcome.kind == KILLS]
     if killers:
         verdict.verdict, verdict.by = "killed", ", ".join(killers)
     elif not failed:
-        own = [outcome for outcome in session.recorder.outcomes.values() if outcome.guarantee == one.guarantee]
+        own = [outcome for outcome in session.recorder.findings.outcomes.values() if outcome.guarantee == one.guarantee]
         if not any(outcome.outcome == "passed" for outcome in own):
             reasons = sorted({outcome.reason for outcome in own if outcome.reason})
             verdict.verdict, verdict.by = "skipped", "; ".join(reasons) or "no test of its guarantee runs here"

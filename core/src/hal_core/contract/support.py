@@ -87,6 +87,10 @@ class Support:
             return "messages between two of the vendor's own transfers cannot be held or changed on their way"
         return ""
 
+    def versions(self, device: Device) -> Mapping[str, str]:
+        """Return the versions of what lies below the plugin, for the kit's report: driver, runtime, firmware."""
+        return {}
+
     def transfer(self, device: Device, cache: BlockCache, silence: float) -> KvTransfer:
         """Return a vendor's own transfer for blocks in the device's memory; the kit opens two and hands over.
 

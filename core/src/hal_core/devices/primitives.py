@@ -87,7 +87,8 @@ class StreamPrimitives(ABC):
 
     @abstractmethod
     def stream_create(self) -> RawStream:
-        """Create a queue whose work is executed in order, concurrently with other queues."""
+        """Create a queue whose work is executed in order, concurrently with other queues. Without ``can_hold_stream``
+        one queue may serve several streams, each with a :meth:`stream_handle` of its own."""
 
     def stream_destroy(self, stream: RawStream) -> None:  # noqa: B027 (a runtime may have nothing to do)
         """Destroy an unreferenced stream. Its work has been executed, or will be without it."""
@@ -200,7 +201,8 @@ class Primitives(StreamPrimitives):
 
     @abstractmethod
     def free(self, address: int) -> None:
-        """Free unreferenced device memory, after all work queued before has been executed.
+        """Free unreferenced device memory. What hal had queued, on every stream of the device, before the last
+        reference was dropped has been executed, so it may be released at once.
 
         It must not wait for other work (``cuMemFree`` does, ``cuMemFreeAsync`` does not): an allocation frees finished
         memory, and hooks allocate.
@@ -210,12 +212,13 @@ class Primitives(StreamPrimitives):
 
     @abstractmethod
     def copy_in(self, target: int, source: int, nbytes: int, stream: RawStream) -> None:
-        """Copy from staging memory to device memory in stream order. The source stays valid until the copy is
-        executed."""
+        """Copy from staging memory to device memory in stream order. The source, at any byte of a block of
+        :meth:`allocate_host` (of pageable memory, where that gives None), stays valid until the copy is executed."""
 
     @abstractmethod
     def copy_out(self, target: int, source: int, nbytes: int, stream: RawStream) -> None:
-        """Copy from device memory to host memory in stream order. Both stay valid until the copy is executed."""
+        """Copy from device memory to host memory, of :meth:`allocate_host` as in :meth:`copy_in`, in stream order. Both
+        stay valid until the copy is executed."""
 
     def launch(self, launch: Launch, block: int, stream: RawStream) -> None:
         """Launch one kernel that reads the bytes staged at ``block``, in stream order; it must support every

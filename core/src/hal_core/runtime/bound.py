@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple, cast
 
 import pluggy
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..memory.views import ByteRange, Memory
     from ..memory.writes import Writes
     from ..output.sinks import Sink
+    from ..output.ticket import OutputTicket
     from ..ranks.communicator import Communicator
     from ..slots.declared import Companion, StateField
     from ..slots.fields import StateConfig
@@ -189,7 +190,7 @@ class BoundDevice:
         act = self.policy.broadcast_tokens
         return self._call("broadcast_tokens", stream, act, (self.device, self._hooks, state, group, stream))
 
-    def save_output(self, *, state: SlotState, step: Step, sink: Sink, stream: Stream) -> Ticket:
+    def save_output(self, *, state: SlotState, step: Step, sink: Sink, stream: Stream) -> OutputTicket:
         """Hand the step's tokens to the engine; see :func:`hal_core.contract.hookspecs.save_output`.
 
         :param step: the step's number, and the order of its rows for this state.
@@ -201,7 +202,8 @@ class BoundDevice:
         :raises SinkClosed: when the sink is closed; ``error.ticket`` gives the tokens that were not sent.
         """
         act = self.policy.save_output
-        return self._call("save_output", stream, act, (self.device, self._hooks, state, step, sink, stream))
+        saved = self._call("save_output", stream, act, (self.device, self._hooks, state, step, sink, stream))
+        return cast("OutputTicket", saved)  # a device makes no other for it (SlotState.take)
 
     def update_inputs(self, *, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Advance the state by one step; see :mod:`hal_core.slots.update`.

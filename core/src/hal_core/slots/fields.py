@@ -123,7 +123,7 @@ class Field:
     up to the request's own length and resets up to the length written before (G11), or are written only by the step, or
     by insertion and clean-up (``CLEANUP_FIELDS``).
     ``param`` names the sampling parameter that admission copies into a record field, if any. ``source`` and ``kept``
-    belong to declared fields (:class:`hal_core.slots.declared.StateField`).
+    belong to declared fields (:class:`hal_core.slots.declared.StateField`). ``about``: what the value means.
     """
 
     name: str
@@ -135,6 +135,7 @@ class Field:
     param: str = ""
     source: Source = None
     kept: bool = False
+    about: str = ""
 
 
 def _field(
@@ -145,12 +146,13 @@ def _field(
     groups: str = "",
     record: bool = True,
     param: str = "",
+    about: str = "",
 ) -> Field:
     chosen = frozenset(groups.split())
     unknown = chosen - set(GROUPS)
     if unknown:
         raise InvalidValue(f"field {name} names unknown groups {sorted(unknown)}", argument="groups")
-    return Field(name, dtype_of(dtype), width, reset, chosen, record, param)
+    return Field(name, dtype_of(dtype), width, reset, chosen, record, param, about=about)
 
 
 def _parameter(row: Param) -> Field:
@@ -158,7 +160,7 @@ def _parameter(row: Param) -> Field:
     name, so admission gives it."""
     name = {"min_tokens": "min_dec_len", "max_tokens": "max_dec_len"}.get(row.name, row.name)
     param = "" if row.name == "seed" else row.name
-    return _field(name, row.dtype, "1", 0 if row.name == "max_tokens" else row.off, _STEP, param=param)
+    return _field(name, row.dtype, "1", 0 if row.name == "max_tokens" else row.off, _STEP, param=param, about=row.help)
 
 
 _TOPK = "output_topk"
@@ -166,45 +168,128 @@ _OUT = "output_topk output step_input"
 _STEP = "step_input"
 
 STATE_TABLE: tuple[Field, ...] = (
-    # Alternatives of each accepted token, column 0 the sampled one: [max_accept, max_logprobs + 1] a slot.
-    _field("topk_token_ids", "int64", "topk", -1, _TOPK, record=False),
-    _field("topk_logprobs", "float32", "topk", 0.0, _TOPK, record=False),
-    _field("topk_ranks", "int32", "max_accept", 0, _TOPK, record=False),
+    # [max_accept, max_logprobs + 1] a slot.
+    _field(
+        "topk_token_ids",
+        "int64",
+        "topk",
+        -1,
+        _TOPK,
+        record=False,
+        about="token ids of the alternatives of each token, the sampled one first; -1: unused",
+    ),
+    _field(
+        "topk_logprobs",
+        "float32",
+        "topk",
+        0.0,
+        _TOPK,
+        record=False,
+        about="their log-probabilities, natural logarithms of the raw logits",
+    ),
+    _field(
+        "topk_ranks",
+        "int32",
+        "max_accept",
+        0,
+        _TOPK,
+        record=False,
+        about="place of each sampled token among all tokens, from 1; 0: no token",
+    ),
     # Fields that ranks must share after plain decoding: one token a slot. A state with drafts runs plain steps too, so
     # its slice has this field as well: one slice for both kinds of step.
-    _field("sampled_token_ids", "int64", "1", -1, f"{_OUT} broadcast broadcast_speculative"),
+    _field(
+        "sampled_token_ids",
+        "int64",
+        "1",
+        -1,
+        f"{_OUT} broadcast broadcast_speculative",
+        about="the token of a plain step; -1: none",
+    ),
     # Further fields that ranks must share after speculative decoding.
-    _field("accept_tokens", "int64", "max_accept", -1, f"{_OUT} broadcast_speculative"),
-    _field("accept_num", "int32", "1", 0, f"{_OUT} broadcast_speculative"),
-    _field("step_idx", "int64", "1", 0, f"{_OUT} broadcast_speculative"),  # tokens generated so far
-    _field("stop_flags", "bool", "1", True, f"{_OUT} broadcast_speculative"),  # true: the slot does not run
+    _field(
+        "accept_tokens",
+        "int64",
+        "max_accept",
+        -1,
+        f"{_OUT} broadcast_speculative",
+        about="with drafts: the tokens of the step, drafts that hold and the one after them; -1: unused",
+    ),
+    _field(
+        "accept_num",
+        "int32",
+        "1",
+        0,
+        f"{_OUT} broadcast_speculative",
+        about="tokens that the step gave; 0: the slot did not run, or fed a piece of its prompt",
+    ),
+    _field("step_idx", "int64", "1", 0, f"{_OUT} broadcast_speculative", about="tokens generated so far"),
+    _field("stop_flags", "bool", "1", True, f"{_OUT} broadcast_speculative", about="true: the slot does not run"),
     # The other fields that a step reports.
-    _field("stop_reason", "int32", "1", 0, _OUT),  # a FinishReason
-    _field("request_serial", "int64", "1", 0, _OUT),  # which request the slot holds; 0: none
-    _field("last_preempted", "int64", "1", 0, _OUT, record=False),  # admission id preempted since the last output, or 0
-    _field("last_aborted", "int64", "1", 0, _OUT, record=False),  # admission id aborted since the last output, or 0
-    _field("seq_lens_decoder", "int32", "1", 0, _OUT),  # tokens whose KV is in the cache
-    _field("draft_num", "int32", "1", 0, _OUT),
-    _field("draft_tokens", "int64", "draft", -1, _OUT),
+    _field("stop_reason", "int32", "1", 0, _OUT, about="why the request has ended, a FinishReason; 0: it has not"),
+    _field("request_serial", "int64", "1", 0, _OUT, about="which request the slot holds; 0: none"),
+    _field(
+        "last_preempted",
+        "int64",
+        "1",
+        0,
+        _OUT,
+        record=False,
+        about="admission id of the request preempted since the last output, or 0",
+    ),
+    _field(
+        "last_aborted",
+        "int64",
+        "1",
+        0,
+        _OUT,
+        record=False,
+        about="admission id of the request aborted since the last output, or 0",
+    ),
+    _field("seq_lens_decoder", "int32", "1", 0, _OUT, about="tokens whose keys and values are in the cache"),
+    _field("draft_num", "int32", "1", 0, _OUT, about="drafts that the next step verifies"),
+    _field("draft_tokens", "int64", "draft", -1, _OUT, about="these drafts, in order; -1: unused"),
     # Further inputs of the next step.
-    _field("next_tokens", "int64", "1", -1, _STEP),  # the token that decoding feeds next
-    _field("prompt_lens", "int64", "1", 0, _STEP),
-    _field("seq_lens_this_time", "int32", "1", 0, _STEP),  # tokens the next step feeds; 0: the slot is idle
-    _field("seq_lens_encoder", "int32", "1", 0, _STEP),  # of these, tokens being prefilled; 0 while decoding
-    _field("split_role", "int32", "1", 0, _STEP),  # a SplitRole
+    _field("next_tokens", "int64", "1", -1, _STEP, about="the token that decoding feeds next; -1: none yet"),
+    _field("prompt_lens", "int64", "1", 0, _STEP, about="tokens of the prompt"),
+    _field(
+        "seq_lens_this_time",
+        "int32",
+        "1",
+        0,
+        _STEP,
+        about="tokens that the next step feeds, drafts included; 0: the slot is idle",
+    ),
+    _field("seq_lens_encoder", "int32", "1", 0, _STEP, about="of these, tokens of the prompt; 0: the slot decodes"),
+    _field("split_role", "int32", "1", 0, _STEP, about="the worker's part in a prefill/decode split, a SplitRole"),
     *map(_parameter, PARAMS),
-    _field("logprobs_num", "int32", "1", -1, _STEP),  # alternatives to report; -1: no log-probabilities
-    _field("eos_num", "int32", "1", 0, _STEP),
-    _field("eos_token_ids", "int64", "max_eos", -1, _STEP),
-    _field("stop_seqs_num", "int32", "1", 0, _STEP),
-    _field("bad_words_num", "int32", "1", 0, _STEP),
-    _field("blocks_num", "int32", "1", 0, _STEP),
-    _field("bad_words", "int64", "bad_words", -1, _STEP, record=False),
-    _field("stop_seqs_len", "int32", "stop_sequences", 0, _STEP, record=False),
-    _field("stop_seqs", "int64", "stop_tokens", -1, _STEP, record=False),
-    _field("block_tables", "int32", "max_blocks", -1, _STEP, record=False),
-    # Prompt and generated tokens of the request, in order.
-    _field("token_ids", "int64", "max_model_len", -1, record=False),
+    _field("logprobs_num", "int32", "1", -1, _STEP, about="alternatives to report; -1: no log-probabilities"),
+    _field("eos_num", "int32", "1", 0, _STEP, about="end tokens in `eos_token_ids`"),
+    _field("eos_token_ids", "int64", "max_eos", -1, _STEP, about="tokens that end the answer"),
+    _field("stop_seqs_num", "int32", "1", 0, _STEP, about="sequences in `stop_seqs`"),
+    _field("bad_words_num", "int32", "1", 0, _STEP, about="tokens in `bad_words`"),
+    _field("blocks_num", "int32", "1", 0, _STEP, about="blocks in `block_tables`"),
+    _field("bad_words", "int64", "bad_words", -1, _STEP, record=False, about="tokens that are never sampled"),
+    _field("stop_seqs_len", "int32", "stop_sequences", 0, _STEP, record=False, about="tokens of each stop sequence"),
+    _field(
+        "stop_seqs",
+        "int64",
+        "stop_tokens",
+        -1,
+        _STEP,
+        record=False,
+        about="stop sequences, each in a row of `max_stop_length` tokens",
+    ),
+    _field(
+        "block_tables",
+        "int32",
+        "max_blocks",
+        -1,
+        _STEP,
+        record=False,
+        about="KV blocks of the request, by the order of its tokens; -1: unused",
+    ),
+    _field("token_ids", "int64", "max_model_len", -1, record=False, about="prompt and generated tokens, in order"),
 )
 
 ROW_FIELDS = ("bad_words", "stop_seqs_len", "stop_seqs", "block_tables", "token_ids")

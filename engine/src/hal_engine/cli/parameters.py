@@ -10,17 +10,20 @@ import msgspec
 import typer
 
 
-def parameters(kind: type[msgspec.Struct]) -> dict[str, inspect.Parameter]:
-    """Return typer's parameters of the options of ``kind``, by the name of their field."""
+def parameters(kind: type[msgspec.Struct], variables: str = "") -> dict[str, inspect.Parameter]:
+    """Return typer's parameters of the options of ``kind``, by the name of their field.
+
+    ``variables``: what the environment variables of all options begin with, which give them too; "" for none.
+    """
     defaults = {one.name: one.default for one in msgspec.structs.fields(kind)}
-    described = _described(kind)
-    return {name: _parameter(name, defaults[name], *described[name]) for name in described}
+    found = described(kind)
+    return {name: _parameter(name, defaults[name], *found[name], variables) for name in found}
 
 
 def read(kind: type[msgspec.Struct], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the options of ``kind`` among what a command line has. Raises
     :class:`hal_core.InvalidValue`, naming the option, for a text that cannot be read."""
-    reads = {name: (meta.extra or {})["read"] for name, (_, meta) in _described(kind).items() if name in given}
+    reads = {name: (meta.extra or {})["read"] for name, (_, meta) in described(kind).items() if name in given}
     return {name: given[name] if change is None else change(given[name]) for name, change in reads.items()}
 
 
@@ -37,7 +40,7 @@ def set_parameters(command: Callable[..., object], made: Mapping[str, inspect.Pa
     command.__annotations__ = {name: found[name].annotation for name in order}
 
 
-def _described(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, msgspec.Meta]]:
+def described(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, msgspec.Meta]]:
     """Return the type and description of each field that is an option, those of a base after its own."""
     found, hints = {}, get_type_hints(kind, include_extras=True)
     for name in [*kind.__annotations__, *hints]:
@@ -48,14 +51,25 @@ def _described(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, msgspec.Meta]
     return found
 
 
-def _parameter(name: str, default: object, kind: Any, meta: msgspec.Meta) -> inspect.Parameter:  # noqa: ANN401 (a type)
+def variable_of(name: str, meta: msgspec.Meta, variables: str) -> str:
+    """Return the environment variable of an option: its own, else ``variables`` with its name; "" for none."""
+    return str((meta.extra or {})["variable"]) or (f"{variables}{name.upper()}" if variables else "")
+
+
+def _parameter(
+    name: str,
+    default: object,
+    kind: Any,  # noqa: ANN401 (a type)
+    meta: msgspec.Meta,
+    variables: str,
+) -> inspect.Parameter:
     extra = meta.extra or {}
     info = typer.Option(
         *(extra["names"] or [f"--{name.replace('_', '-')}"]),
         help=meta.description,
         metavar=extra["value"] or None,
         rich_help_panel=extra["panel"] or None,
-        envvar=extra["variable"] or None,
+        envvar=variable_of(name, meta, variables) or None,
     )
     shown = None if extra["read"] is not None or default is msgspec.NODEFAULT else default
     kind = extra["typed"] or kind

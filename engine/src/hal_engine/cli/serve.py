@@ -7,24 +7,30 @@ import errno
 import gc
 import logging
 import math
+import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from hal_core import HalError, InvalidValue, Unavailable
 
 from hal.cli import logs, signals
-from hal.cli.console import lines_are_written, lines_by_thread, say
-from hal.cli.failures import as_typed, check_seconds
+from hal.cli.console import LineWriter, lines_are_written, lines_by_thread, say
+from hal.cli.failures import as_typed
 from hal_engine.children import API_KEY
-from hal_engine.options import EngineOptions, engine_options, option
+from hal_engine.options import EngineOptions, engine_options
 
-from .parameters import parameters, read, set_parameters
+from .config_file import read_config
+from .parameters import described, parameters, read, set_parameters, variable_of
+from .server_options import Server
+
+if TYPE_CHECKING:
+    from hal_engine.serving import Allowed
 
 _PENDING = 2048
 """Connections that the kernel holds until the server takes them."""
@@ -33,38 +39,28 @@ _M_MMAP_THRESHOLD, _LARGE = -3, 128 << 10
 bodies stays in the heap after their clients have left. Once it is set, it stays."""
 
 
-class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the server listens, and what it takes of clients."""
+def _take_config(context: typer.Context, path: str | None) -> None:
+    """Have the file's values in place of defaults: the command line and the environment go before them."""
+    if path:
+        context.default_map = read_config(path, (Server, EngineOptions))
 
-    host: Annotated[str, option("Where to listen; one that is not this host's alone needs a key.", "ADDRESS")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, option("0: any free one.", "N")] = 8000
-    api_key: Annotated[
+
+def command(
+    config: Annotated[  # its values have become defaults
         str | None,
-        option("What clients send as a bearer token; ps shows the option, not the variable.", "KEY", variable=API_KEY),
-    ] = None
-    allowed_host: Annotated[
-        list[str] | None, option("A name in Host that is taken beside this host's own; * for any.", "NAME")
-    ] = None
-    cors_origin: Annotated[
-        list[str] | None, option("A web page that may use the server, such as https://app.example.", "ORIGIN")
-    ] = None
-    name: Annotated[str | None, option("The model's name in requests.", "TEXT")] = None
-    max_waiting: Annotated[int, option("Most requests that wait.", "N")] = 256
-    drain: Annotated[float, option("For running requests, after SIGTERM.", "SECONDS")] = 30.0
-    lenient: Annotated[bool, option("Ignore fields of requests that are not offered.", names=("--lenient",))] = False
-
-    def __post_init__(self) -> None:
-        check_seconds(self.drain, "--drain")
-        for name, value, most in (("--port", self.port, 65535), ("--max-waiting", self.max_waiting, None)):
-            if value < 0 or (most is not None and value > most):
-                bounds = f"from 0 to {most}" if most is not None else "of at least 0"
-                raise InvalidValue(f"{value}", cure=f"give a number {bounds}", argument=name)
-
-
-def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
+        typer.Option(
+            metavar="FILE",
+            help="Options from a TOML file, as port = 8000; HAL_SERVE_NAME in the environment goes before it.",
+            envvar="HAL_SERVE_CONFIG",
+            is_eager=True,
+            callback=_take_config,
+        ),
+    ] = None,
+    **given: Any,  # noqa: ANN401 (as the options say)
+) -> None:
     """Serve a model over HTTP with OpenAI's routes: completions, chats, models; /health, /metrics and a page at /."""
+    for name in sorted(_unknown_variables()):
+        say(f"hal: {name} is the variable of no option, and ignored")
     wanted = Server(**read(Server, given))
     options = engine_options(read(EngineOptions, given))
     host, port, drain = wanted.host, wanted.port, wanted.drain
@@ -72,17 +68,21 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
     try:
         import uvicorn
 
-        from hal_engine.serving import Allowed, ChatTemplate, Connection, Drain, Gate, Limits, Settings, make_app
-        from hal_engine.serving.browsers import host_name, is_loopback, origin
+        from hal_engine.serving import (
+            ChatTemplate,
+            Connection,
+            Drain,
+            Gate,
+            Limits,
+            Readiness,
+            Settings,
+            formatter,
+            make_app,
+        )
     except ImportError as error:
         what = f"{(error.name or str(error)).partition('.')[0]} is missing"
         raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
-    is_local = is_loopback(host)
-    if not is_local and not key:
-        cure = f"set {API_KEY} to a key for clients, or give --api-key"
-        raise InvalidValue(f"{host} is reached from other hosts", cure=cure, argument="--host")
-    hosts = tuple(map(host_name, wanted.allowed_host or ()))
-    allowed = Allowed(hosts if is_local or hosts else None, tuple(map(origin, wanted.cors_origin or ())))
+    allowed = _allowed(wanted, has_key=bool(key))
     from hal_engine.generation import AsyncEngine
     from hal_engine.generation.plan import ModelPlan
     from hal_engine.timeouts import TIMEOUTS
@@ -102,13 +102,27 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
             failures.append(error)
             server.should_exit = True
 
-    draining, gate = Drain(drain), Gate(Limits.of_machine())
+    draining, gate, readiness = Drain(drain), Gate(Limits.of_machine()), Readiness(say)
+    lines = None if wanted.access_log == "off" else LineWriter(sys.stdout, "standard output")
+    line_of = formatter(wanted.access_log)
     engine = AsyncEngine.of(plan, setup, wanted.max_waiting)
-    app = make_app(engine, settings, template=template, drain=draining, gate=gate, on_failure=on_failure)
-    config = uvicorn.Config(
+    app = make_app(
+        engine,
+        settings,
+        template=template,
+        drain=draining,
+        gate=gate,
+        on_failure=on_failure,
+        on_ready=readiness.opened,
+        log=None if lines is None else lambda fields: lines.put(line_of(fields)),
+    )
+    settings_of_uvicorn = uvicorn.Config(
         app,
         host,
         port,
+        uds=wanted.uds,
+        root_path=wanted.root_path,
+        **wanted.tls(),
         http=partial(Connection, gate=gate),  # type: ignore[arg-type]  # a class, or what makes its instances
         ws="none",
         log_level="warning",
@@ -134,26 +148,34 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             draining.begin()
+            readiness.stopping()
             await super().shutdown(sockets)
             if draining.cut:
                 say(f"hal: {draining.cut} request{'s' * (draining.cut > 1)} ended with an error at the end of --drain")
+            if lines is not None:
+                lines.wait(TIMEOUTS.shown)
             lines_are_written(TIMEOUTS.shown)  # the signal that uvicorn raises again ends the process at once
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
+            try:
+                await super().startup(sockets)
+            except OSError as error:  # of a Unix socket; of others uvicorn does the same
+                log_filter.error = error
+                await self.lifespan.shutdown()
+                raise SystemExit(1) from error
             if self.started:
                 gc.freeze()  # a collection among all that is imported takes 50 ms, in which no client is served
-                at, number, *_ = self.servers[0].sockets[0].getsockname()
-                place = f"[{at}]:{number}" if ":" in at else f"{at}:{number}"
+                address = _address(self.servers[0].sockets[0], secure=wanted.ssl_certfile is not None)
                 for one in self.servers[0].sockets:
                     with socket.fromfd(one.fileno(), one.family, one.type) as listening:
                         listening.listen(_PENDING)  # uvicorn's number is also that of those taken at once
                 most = f"at most {gate.limits.connections} connections, {gate.limits.bytes >> 20} MiB of requests"
-                say(f"hal: {settings.model} on http://{place} ({most}); /health is 200 when its engine is loaded")
+                say(f"hal: {settings.model} on {address} ({most}); /health is 200 when its engine is loaded")
+                readiness.listening(address + wanted.root_path)
 
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
-    server, log_filter = Listening(config), _ServerLog()
+    server, log_filter = Listening(settings_of_uvicorn), _ServerLog()
     logging.getLogger("uvicorn.error").addFilter(log_filter)
     signals.grace = drain
     try:
@@ -162,14 +184,31 @@ def command(**given: Any) -> None:  # noqa: ANN401 (as the options say)
     except SystemExit:  # uvicorn's way to end if it cannot listen
         if log_filter.error is None:
             raise
-        raise _cannot_listen(host, port, log_filter.error) from None
+        raise _cannot_listen(wanted, log_filter.error) from None
     finally:
         signals.grace = 0.0
     if failures:
         raise typer.Exit(2)
 
 
-set_parameters(command, parameters(Server) | parameters(EngineOptions), first=("model", "device"))
+VARIABLES = "HAL_SERVE_"
+"""What the variables of options begin with: HAL_SERVE_PORT for ``--port``."""
+set_parameters(command, parameters(Server, VARIABLES) | parameters(EngineOptions, VARIABLES), first=("model", "device"))
+
+
+def _unknown_variables() -> set[str]:
+    """Return those that look like an option's and are none's, as one that is misspelt."""
+    options = {**described(Server), **described(EngineOptions)}
+    known = {variable_of(name, meta, VARIABLES) for name, (_, meta) in options.items()}
+    return {name for name in os.environ if name.startswith(VARIABLES)} - known - {f"{VARIABLES}CONFIG"}
+
+
+def _address(listening: socket.socket, *, secure: bool) -> str:
+    """Return where a client reaches the server."""
+    if listening.family == socket.AF_UNIX:
+        return f"unix:{listening.getsockname()}"
+    at, number, *_ = listening.getsockname()
+    return f"{'https' if secure else 'http'}://{f'[{at}]' if ':' in at else at}:{number}"
 
 
 class _ServerLog(logging.Filter):
@@ -188,7 +227,26 @@ class _ServerLog(logging.Filter):
         return self.error is None
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> Unavailable:
+def _allowed(wanted: Server, *, has_key: bool) -> Allowed:
+    """Return whose requests are taken. Raises :class:`InvalidValue` for an address of other hosts without a key.
+
+    A page can be led to a loopback address by its name (``Host``), and to no Unix socket.
+    """
+    from hal_engine.serving.browsers import Allowed, host_name, is_loopback, origin
+
+    is_loopback_address = wanted.uds is None and is_loopback(wanted.host)
+    if wanted.uds is None and not is_loopback_address and not has_key:
+        cure = f"set {API_KEY} to a key for clients, or give --api-key"
+        raise InvalidValue(f"{wanted.host} is reached from other hosts", cure=cure, argument="--host")
+    hosts = tuple(map(host_name, wanted.allowed_host or ()))
+    return Allowed(hosts if is_loopback_address or hosts else None, tuple(map(origin, wanted.cors_origin or ())))
+
+
+def _cannot_listen(wanted: Server, error: OSError) -> Unavailable:
+    host, port = wanted.host, wanted.port
+    if wanted.uds is not None:
+        cure = "name a socket in a folder that this user may write"
+        return Unavailable(f"{wanted.uds}: {error.strerror}", cure=cure, argument="--uds")
     unknown = isinstance(error, socket.gaierror)
     if unknown or error.errno in (errno.EADDRNOTAVAIL, None):  # asyncio of Python 3.13 leaves the number out
         what = f"unknown: {error.strerror}" if unknown else "is no address of this host"

@@ -9,6 +9,19 @@ from .connection import Connection
 from .drain import Drain
 from .gate import Gate
 from .limits import Limits
+from .readiness import Readiness
+from .requests_log import formatter
 from .settings import Settings
 
-__all__ = ["Allowed", "ChatTemplate", "Connection", "Drain", "Gate", "Limits", "Settings", "make_app"]
+__all__ = [
+    "Allowed",
+    "ChatTemplate",
+    "Connection",
+    "Drain",
+    "Gate",
+    "Limits",
+    "Readiness",
+    "Settings",
+    "formatter",
+    "make_app",
+]

@@ -63,7 +63,7 @@ async def wanted_of(
 class Answers:
     """All answers of a request as they come: the parts of each choice that nobody has taken are joined.
 
-    ``left``: how many choices have not ended. ``error``: what ends all of them.
+    ``left``: how many choices have not ended. ``error``: what ends all of them. ``timings``: of the choices begun.
     """
 
     def __init__(self, engine: AsyncEngine, wanted: Wanted, metrics: Metrics) -> None:
@@ -73,7 +73,7 @@ class Answers:
         self._is_one = self.left == 1
         self._parts: dict[int, list[Part]] = {}
         self._ends = list[Callable[[], None]]()
-        self._timings = list[Timing]()
+        self.timings = list[Timing]()
         self._listener: Callable[[], object] = lambda: None
         self._taker: Callable[[Part], bool] | None = None
         self._is_posted = False  # the listener is going to be called
@@ -85,7 +85,7 @@ class Answers:
             if choice:
                 await asyncio.sleep(0)  # other requests' turn
             ids, number = wanted.prompts[choice // wanted.n], choice % wanted.n
-            self._timings.append(timing := self._metrics.request(len(ids)))
+            self.timings.append(timing := self._metrics.request(len(ids)))
             put, stops = partial(self._put, choice, timing), wanted.stops
             try:
                 self._ends.append(
@@ -159,7 +159,7 @@ class Answers:
         """Abort what has not ended. Idempotent."""
         for end in self._ends:
             end()
-        for timing in self._timings:
+        for timing in self.timings:
             timing.end("abort")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import mmap
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -36,6 +36,7 @@ from .events import SERVERS_SEND, Events, left
 from .gate import Gate
 from .messages import Message
 from .metrics import Metrics
+from .requests_log import ENTRY, Entry
 from .schemas import Chat, Completion, Detokenize, Sampling, StreamOptions, Tokenize
 from .settings import Settings
 from .shapes import ChatShape, CompletionShape, Shape, usage_of
@@ -48,6 +49,7 @@ _SHORT = 1 << 14
 """Bytes of a body that is read at once; a longer one is read in a thread."""
 _LOADING = "loading"
 """The state of a server before its engine takes requests."""
+_PROBES = ("/health", "/live", "/ready")
 _TOKENS = 16
 """``max_tokens`` of a completion that gives none (OpenAI's default)."""
 Result = TypeVar("Result")
@@ -67,8 +69,10 @@ class Server:
         on_failure: OnFailure,
         template: ChatTemplate | None = None,
         gate: Gate | None = None,
+        on_ready: Callable[[], object] = lambda: None,
+        log: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:
-        self.engine, self.settings, self._gate = engine, settings, gate
+        self.engine, self.settings, self._gate, self._on_ready, self._log = engine, settings, gate, on_ready, log
         self.metrics, self.template = Metrics(settings.model), template or ChatTemplate(engine.plan.path)
         self._drain, self._opened, self._on_failure = drain, asyncio.Event(), on_failure
         self._error: HalError | None = None
@@ -85,15 +89,22 @@ class Server:
             Route("/detokenize", self._guarded(self.detokenize), methods=["POST"]),
             Route("/metrics", self._guarded(self.show_metrics), methods=["GET"]),
             Route("/health", self.health, methods=["GET"]),
+            Route("/live", self.live, methods=["GET"]),
+            Route("/ready", self.ready, methods=["GET"]),
             Route("/", self.page, methods=["GET"]),
         ]
         middleware = [Middleware(Browsers, allowed=self.settings.allowed)]
         if origins := self.settings.allowed.origins:
             methods, headers = ("GET", "POST"), ("*",)
-            cors = Middleware(CORSMiddleware, origins, methods, headers, allow_private_network=True)
+            shown = ("X-Request-Id",)
+            cors = Middleware(
+                CORSMiddleware, origins, methods, headers, expose_headers=shown, allow_private_network=True
+            )
             middleware.append(cors)
         handlers = {HTTPException: _http_error, Exception: _fault}
-        return _App(routes=routes, middleware=middleware, lifespan=self._lifespan, exception_handlers=handlers)
+        made = _App(routes=routes, middleware=middleware, lifespan=self._lifespan, exception_handlers=handlers)
+        made.log = None if (log := self._log) is None else partial(_log, log, routes)
+        return made
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
@@ -109,6 +120,7 @@ class Server:
         try:
             async with self.engine:
                 self._opened.set()
+                self._on_ready()
                 self._on_failure(await self.engine.failed(), True)
                 await asyncio.Event().wait()
         except HalError as error:
@@ -200,7 +212,7 @@ class Server:
         prompts = body.prompts() if len(body.prompt) <= _SHORT else await self._apart(body.prompts)
         async with _until_gone(request):
             wanted = await self._wanted(body, prompts, body.max_tokens or _TOKENS, changed)
-            return await self._answer(body, wanted, shape)
+            return await self._answer(request, body, wanted, shape)
 
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
@@ -213,7 +225,7 @@ class Server:
         prompt = await self._apart(self._rendered, body, body.messages)
         async with _until_gone(request):
             wanted = await self._wanted(body, [prompt], body.max_completion_tokens or body.max_tokens, changed)
-            return await self._answer(body, wanted, shape)
+            return await self._answer(request, body, wanted, shape)
 
     def _rendered(self, body: Chat | Tokenize, messages: Sequence[Message]) -> str:
         variables, prompt = body.chat_template_kwargs, body.add_generation_prompt
@@ -265,6 +277,16 @@ class Server:
         state = self._down() or self.engine.lost
         return _json({"status": state or "ok"}, 503 if state else 200)
 
+    async def live(self, _request: Request) -> Response:
+        """``GET /live``: 200; 503 once the engine has failed, which only a new process cures."""
+        error = self._error or self.engine.error
+        return _json({"status": str(error or "ok")}, 503 if error is not None else 200)
+
+    async def ready(self, _request: Request) -> Response:
+        """``GET /ready``: 200 while new requests are taken; 503 as long as they are refused, and while it stops."""
+        state = "stopping" if self._drain.has_begun else self._down()
+        return _json({"status": state or "ok"}, 503 if state else 200)
+
     async def show_metrics(self, _request: Request) -> Response:
         """``GET /metrics``."""
         if (stats := self.engine.stats) is not None:
@@ -304,8 +326,10 @@ class Server:
                 priority=body.priority,
             )
 
-    async def _answer(self, body: Sampling, wanted: Wanted, shape: Shape) -> Response:
+    async def _answer(self, request: Request, body: Sampling, wanted: Wanted, shape: Shape) -> Response:
         answers = Answers(self.engine, wanted, self.metrics)
+        if (entry := request.scope.get(ENTRY)) is not None:
+            entry.answers = answers
         with ExitStack() as stack:
             stack.callback(answers.close)
             with _named(body):
@@ -343,12 +367,21 @@ def _encoded_choice(shape: Shape, index: int, answer: Sequence[Part]) -> msgspec
 
 
 class _App(Starlette):
-    """Keeps the server's own ``send`` for events."""
+    """Names each request and logs it, and keeps the server's own ``send`` for events."""
+
+    log: Callable[[Entry], object] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See :class:`Starlette`."""
-        scope[SERVERS_SEND] = send
-        await super().__call__(scope, receive, send)
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        scope[SERVERS_SEND], scope[ENTRY] = send, Entry(scope)
+        try:
+            await super().__call__(scope, receive, scope[ENTRY].named(send))
+        finally:
+            if self.log is not None:
+                self.log(scope[ENTRY])
 
 
 class _ClientLeft(Exception):
@@ -400,6 +433,13 @@ async def _fault(_request: Request, error: Exception) -> Response:
     return error_response(ApiError(500, f"a fault of the server: {type(error).__name__} (its log says more)"))
 
 
+def _log(log: Callable[[Mapping[str, Any]], object], routes: Sequence[Route], entry: Entry) -> None:
+    """Log a request, but for a probe that is content: several of them come each second."""
+    fields = entry.fields(routes)
+    if fields["status"] != 200 or fields["route"] not in _PROBES:
+        log(fields)
+
+
 def make_app(
     engine: AsyncEngine,
     settings: Settings,
@@ -408,7 +448,11 @@ def make_app(
     drain: Drain | None = None,
     gate: Gate | None = None,
     on_failure: OnFailure = lambda error, ran: None,
+    on_ready: Callable[[], object] = lambda: None,
+    log: Callable[[Mapping[str, Any]], object] | None = None,
 ) -> Starlette:
     """Return the ASGI application of a server. ``template``: of chats; None: the model's. ``drain``: what its requests
-    have when it stops, which the caller begins; None: 30 s. ``gate``: that of its connections, for ``/metrics``."""
-    return Server(engine, settings, drain or Drain(30.0), on_failure, template, gate).app()
+    have when it stops, which the caller begins; None: 30 s. ``gate``: that of its connections, for ``/metrics``.
+    ``on_ready``: called once the engine takes requests. ``log``: called with the fields of each request's line
+    (:meth:`hal_engine.serving.requests_log.Entry.fields`)."""
+    return Server(engine, settings, drain or Drain(30.0), on_failure, template, gate, on_ready, log).app()

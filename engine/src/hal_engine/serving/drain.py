@@ -12,15 +12,17 @@ _CODE = "server_stopping"
 
 
 class Drain:
-    """The seconds that requests have once the server stops; ``cut``: how many ended with an error after them."""
+    """The seconds that requests have once the server stops; ``cut``: how many ended with an error after them;
+    ``has_begun``: whether the server stops."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.cut = seconds, 0
         self._waits, self._cuts = set[asyncio.Timeout](), set[Callable[[], object]]()
-        self._over = False
+        self._over = self.has_begun = False
 
     def begin(self) -> None:
         """Let the seconds begin. Call it in the event loop."""
+        self.has_begun = True
         asyncio.get_running_loop().call_later(self.seconds, self._end)
 
     def _end(self) -> None:

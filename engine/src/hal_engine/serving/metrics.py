@@ -130,11 +130,13 @@ class Gaps(Collector):
 
 
 class Timing:
-    """Times one answer."""
+    """Times one answer. ``first``: when its first token came, by the monotonic clock, 0.0 before; ``tokens``: how many
+    have come; ``reason``: why it ended, "" before."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._began, self._last, self._ended = time.monotonic(), 0.0, False
+        self._began, self._last = time.monotonic(), 0.0
+        self.first, self.tokens, self.reason = 0.0, 0, ""
 
     def part(self, tokens: int) -> None:
         """Count a part of the answer."""
@@ -143,13 +145,15 @@ class Timing:
             metrics.between_tokens.observe(now - self._last)
         else:
             metrics.first_token.observe(now - self._began)
+            self.first = now
         self._last = now
+        self.tokens += tokens
         metrics.tokens += tokens
 
     def end(self, reason: str) -> None:
         """Count the end, once."""
-        if self._ended:
+        if self.reason:
             return
-        self._ended = True
+        self.reason = reason
         self._metrics.duration.observe(time.monotonic() - self._began)
         self._metrics.ended[reason].inc()

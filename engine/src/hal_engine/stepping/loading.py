@@ -4,7 +4,8 @@ An installed runner is a class or function that makes a runner of a :class:`Runn
 
 - ``why_not(device, model)``: returns "" or why it cannot run a checkpoint on a device; ``auto`` calls it before
   anything is loaded.
-- ``check()``: raises if it cannot run in this process, as its framework is missing; called before a device is opened.
+- ``check_runs()``: raises if it cannot run in this process, as its framework is missing; called before a device is
+  opened. (``check`` is the runner's own: a class is a maker too.)
 - ``needs_host``: that of the runners that it makes, if it is known before they are made.
 """
 
@@ -75,7 +76,7 @@ def choose_runner(wanted: str, device: BoundDevice, model: Path) -> tuple[str, s
 
 def check_runs(name: str) -> None:
     """Raise what the runner's maker raises if it cannot run in this process. MODULE:NAME is not imported for this."""
-    if ":" not in name and (check := getattr(load_maker(_entry(name)), "check", None)) is not None:
+    if ":" not in name and (check := getattr(load_maker(_entry(name)), "check_runs", None)) is not None:
         check()
 
 

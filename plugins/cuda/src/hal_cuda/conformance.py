@@ -6,6 +6,8 @@ Ranks need two GPUs and NCCL.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import numpy as np
 from hal_conformance import job_variables
 from hal_core import TIMEOUTS, Device, Support, Unavailable
 
-from . import CudaPlugin, gpu_count
+from . import LIBRARY, CudaPlugin, gpu_count
 from .nccl import library
 
 if TYPE_CHECKING:
@@ -81,6 +83,15 @@ class CudaSupport(Support):
         self._no_ranks = no_ranks(len(self._gpus))
         self.ranks = not self._no_ranks
         self.four_ranks = self.ranks and len(self._gpus) >= SIZE
+
+    def versions(self, device: Device) -> Mapping[str, str]:
+        """Return the CUDA version of the driver, and NCCL's."""
+        has = ctypes.c_int(0)
+        ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(has))
+        found = {"CUDA driver": f"{has.value // 1000}.{has.value // 10 % 100}"}
+        with contextlib.suppress(Unavailable):
+            found["NCCL"] = library().version_text
+        return found
 
     def why_not(self, need: str) -> str:
         """Return why there are no ranks, or no tensors."""

@@ -20,6 +20,11 @@ class OpenCLSupport(Support):
 
     tensors = True
 
+    def versions(self, device: Device) -> Mapping[str, str]:
+        """The driver's name, and its version of OpenCL with its own words."""
+        assert isinstance(device, OpenCLDevice)
+        return {cl.platform_name(): cl.device_version(device.runtime.device)}
+
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> View:
         """A view with these values, in device memory of its own."""
         values = np.ascontiguousarray(values)

@@ -23,6 +23,12 @@ class PaddleSupport(Support):
     update_waits = True
     keeps = 2  # an empty list and its place for each tensor made over host memory (seen with 3.3)
 
+    def versions(self, device: Device) -> Mapping[str, str]:
+        """Return Paddle's version, which has the runtime of its plugin below it."""
+        import paddle
+
+        return {"paddle": paddle.__version__}
+
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> object:
         """Return a Paddle tensor with these values on the device's place."""
         import paddle

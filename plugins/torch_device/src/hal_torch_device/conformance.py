@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,10 @@ class TorchSupport(Support):
 
     tensors = True
     reversed_views = False
+
+    def versions(self, device: Device) -> Mapping[str, str]:
+        """Return torch's version."""
+        return {"torch": str(torch.__version__)}
 
     def tensor(self, device: Device, values: np.ndarray[Any, Any]) -> torch.Tensor:
         """Return a torch tensor of its own memory, with the strides of ``values`` where torch has them."""

@@ -43,7 +43,7 @@ class Paddle:
 
         return ModelRunner.needs_host
 
-    def check(self) -> None:
+    def check_runs(self) -> None:
         """Raise :class:`ModuleNotFoundError` without Paddle, and :class:`hal_core.Unavailable` if it cannot run on this
         processor."""
         if find_spec("paddle") is None:

@@ -1,7 +1,6 @@
 """States of a request between a prefill and a decode worker, and all transitions.
 
-Each state ends in bounded time: a wait for a worker ends with that worker, or by a clock. ``docs/split.md`` has the
-same table.
+Each state ends in bounded time: a wait for a worker ends with that worker, or by a clock.
 """
 
 from __future__ import annotations
@@ -84,5 +83,5 @@ AT_DECODE = frozenset({S.INSERTING, S.DECODING})
 def after(state: State, event: Event) -> State:
     """Return the next state. Raises :class:`HalError` for an event that is not possible there."""
     if (found := TABLE[state].get(event)) is None:
-        raise HalError(f"{event.name} in state {state.name}", cure="report it: the table of docs/split.md forbids it")
+        raise HalError(f"{event.name} in state {state.name}", cure="report it: the table of states forbids it")
     return found

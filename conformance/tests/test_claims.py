@@ -1,0 +1,39 @@
+"""Claims that cannot be checked from outside are in the report, by guarantee, and the verdict names them."""
+
+import pytest
+from hal_conformance.harness import claims
+from hal_conformance.report.outcomes import Report
+from hal_conformance.report.rendering import lines, verdict
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    monkeypatch.setattr(claims, "CLAIMS", {})
+    claims.note_unchecked(26, "raises_faults: every fault is raised at once", cure="offer native_objects()")
+    claims.note_unchecked(26, "raises_faults: every fault is raised at once", cure="offer native_objects()")
+    claims.note_allowance(7, "keeps: 3 small blocks a call")
+    return list(claims.CLAIMS)
+
+
+HEADER = {"versions": {}, "kit": "", "date": "", "seconds": 0.0, "system": "", "processor": ""}
+
+
+def entry(number, found, status="checked"):
+    mine = [str(claim) for claim in found if claim.guarantee == number]
+    return {"guarantee": f"G{number}", "gist": "", "status": status, "note": "", "tests": [], "claims": mine}
+
+
+def test_a_claim_is_under_its_guarantee_and_changes_the_verdict(noted):
+    report = Report(HEADER, [entry(number, noted) for number in (1, 7, 26)])
+    printed = list(lines(report))
+    unchecked = "not checked: raises_faults: every fault is raised at once (offer native_objects())"
+    assert [line.strip() for line in printed if unchecked in line] == [unchecked]
+    assert [line.strip() for line in printed if "keeps" in line] == ["allowed: keeps: 3 small blocks a call"]
+    assert report.ok
+    assert verdict(report) == "conforms, but for G7, G26"
+    assert verdict(Report(HEADER, [entry(1, noted)])) == "conforms as far as checked"
+
+
+def test_what_fails_does_not_conform_for_all_its_claims(noted):
+    report = Report(HEADER, [entry(7, noted, "failed")])
+    assert verdict(report) == "does not conform"

@@ -1,0 +1,370 @@
+"""`hal serve` for an operator: its log and names of requests, options by file and environment, a Unix socket, TLS, a
+service manager, a proxy, and a restart that loses no request."""
+
+import datetime
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, RemoteDisconnected
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from hal_core import InvalidValue
+from hal_engine.cli.config_file import read_config
+from hal_engine.cli.server_options import Server
+from hal_engine.options import EngineOptions
+
+from .conftest import COMMAND, HANGS, serving
+
+pytestmark = pytest.mark.long(25)
+ROOT = Path(__file__).parents[2]
+BODY = {"prompt": "def main(", "max_tokens": 6, "temperature": 0}
+
+
+def tool(name):
+    """The path of a program; the test is skipped by its name where it is not."""
+    if (found := shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")) is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+@contextmanager
+def started(*options, out=subprocess.DEVNULL, **variables):
+    """A server whose first lines are read by the test."""
+    command = [sys.executable, "-c", COMMAND, "serve", *options]
+    environment = os.environ | variables
+    process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=HANGS)
+
+
+@contextmanager
+def notified(path):
+    """The socket of a service manager."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(path))
+        manager.settimeout(HANGS)
+        yield lambda: manager.recv(4096).decode()
+
+
+@pytest.fixture(scope="module")
+def operated(tmp_path_factory):
+    """A server as a unit starts it: a file, the environment and the command line, a Unix socket under a proxy's path, a
+    notify socket, and a log. Stopped at the end, which it announces, with the status of SIGTERM."""
+    folder = tmp_path_factory.mktemp("operated")
+    path, log = folder / "hal.sock", folder / "log"
+    (folder / "hal.toml").write_text(
+        f'uds = "{path}"\nslots = 2\nroot-path = "/llm"\naccess-log = "text"\nname = "file"\ndevice = "cpu"\n'
+    )
+    variables = {
+        "NOTIFY_SOCKET": str(folder / "notify"),
+        "HAL_SERVE_ACCESS_LOG": "json",
+        "HAL_SERVE_NAME": "environment",
+        "HAL_SERVE_SLTOS": "3",
+    }
+    with notified(folder / "notify") as message, log.open("w") as out:
+        command = ("--config", str(folder / "hal.toml"), "--name", "line")
+        with started(*command, out=out, **variables) as process:
+            assert process.stderr.readline() == "hal: HAL_SERVE_SLTOS is the variable of no option, and ignored\n"
+            first = process.stderr.readline()
+            assert first.startswith(f"hal: line on unix:{path} (at most "), first + process.stderr.read()
+            assert process.stderr.readline() == f"hal: ready on unix:{path}/llm\n"
+            assert message() == f"READY=1\nSTATUS=ready on unix:{path}/llm"
+            yield path, log
+            process.send_signal(signal.SIGTERM)
+            assert message() == "STOPPING=1"
+            assert process.wait(HANGS) == 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def client(operated):
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(operated[0])), base_url="http://llm.example") as found:
+        yield found
+
+
+def logged(operated, name):
+    """The line of a request."""
+    lines = [json.loads(line) for line in operated[1].read_text().splitlines()]
+    (line,) = [line for line in lines if line["id"] == name]
+    return line
+
+
+def ended(operated, client, name):
+    """The same, once it is written: a later request's line comes after it."""
+    client.get("/v1/models", headers={"X-Request-Id": f"after-{name}"})
+    while f'"after-{name}"' not in operated[1].read_text():
+        pass
+    return logged(operated, name)
+
+
+def test_command_line_environment_and_file_go_in_that_order(client):
+    assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["line"]
+    assert client.get("/live").json() == client.get("/ready").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_one_line_with_its_tokens_and_times(operated, client, stream):
+    name = f"mine-{stream}"
+    answer = client.post("/v1/completions", json={**BODY, "stream": stream, "n": 2}, headers={"X-Request-Id": name})
+    assert (answer.status_code, answer.headers["X-Request-Id"]) == (200, name)
+    line = ended(operated, client, name)
+    assert 0 < line.pop("first_ms") <= line.pop("ms")
+    assert datetime.datetime.fromisoformat(line.pop("time")).tzinfo is datetime.UTC
+    usage = {"prompt_tokens": line.pop("prompt_tokens"), "tokens": line.pop("tokens")}
+    assert usage == {"prompt_tokens": usage["prompt_tokens"], "tokens": 12}
+    route = {"method": "POST", "route": "/v1/completions", "status": 200}
+    assert line == {"id": name, "client": None, "ended": "length", **route}
+
+
+@pytest.mark.parametrize("given", ["x" * 129, "two words", "a\tb", 'a"b', ""])
+def test_a_name_that_could_spoil_the_log_is_replaced(client, given):
+    found = client.get("/v1/models", headers={"X-Request-Id": given}).headers.get_list("X-Request-Id")
+    assert len(found) == 1
+    assert re.fullmatch("[0-9a-f]{32}", found[0])
+
+
+def test_refusals_are_logged_and_contented_probes_are_not(operated, client):
+    refused = client.post("/v1/completions", json={"nope": 1}, headers={"X-Request-Id": "refused"})
+    client.get("/nowhere/at%0Aall", headers={"X-Request-Id": "nowhere"})
+    client.get("/ready", headers={"X-Request-Id": "probe"})
+    assert refused.status_code == 400
+    line = ended(operated, client, "refused")
+    assert (line["status"], line["route"], "tokens" in line) == (400, "/v1/completions", False)
+    assert (logged(operated, "nowhere")["route"], logged(operated, "nowhere")["status"]) == (None, 404)
+    assert '"probe"' not in operated[1].read_text()
+
+
+def test_promtool_takes_the_metrics_and_the_scrape_example(client):
+    promtool = tool("promtool")
+    metrics = client.get("/metrics").content
+    done = subprocess.run([promtool, "check", "metrics"], input=metrics, capture_output=True, check=False)
+    faults = [line for line in done.stdout.decode().splitlines() if "should not contain ':'" not in line]
+    assert faults == [], "names with ':' are vLLM's"
+    check = [promtool, "check", "config", "--syntax-only", str(ROOT / "deploy/prometheus.yml")]
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for localhost and its key; paths."""
+    folder, key = tmp_path_factory.mktemp("tls"), ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    forms = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(key.private_bytes(*forms))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_nginx_serves_it_under_a_path_with_tls(operated, client, certificate, tmp_path):
+    """The example's file, with this server, port and certificate."""
+    nginx, path = tool("nginx"), operated[0]
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    text = (ROOT / "deploy/nginx.conf").read_text(encoding="utf-8")
+    for old, new in {
+        "unix:/run/hal/a.sock": f"unix:{path}",
+        "unix:/run/hal/b.sock": f"unix:{tmp_path}/nobody.sock",
+        "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
+        "/etc/nginx/llm.pem": str(certificate[0]),
+        "/etc/nginx/llm.key": str(certificate[1]),
+    }.items():
+        assert old in text
+        text = text.replace(old, new)
+    folders = "".join(
+        f"{name}_temp_path {tmp_path}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (tmp_path / "nginx.conf").write_text(
+        f"{'user root; ' * (os.geteuid() == 0)}daemon off; pid {tmp_path}/pid; events {{}}\n"
+        f"http {{ access_log off; {folders} {text} }}"
+    )
+    process = subprocess.Popen([nginx, "-p", str(tmp_path), "-e", f"{tmp_path}/error.log", "-c", "nginx.conf"])
+    try:
+        trust = ssl.create_default_context(cafile=str(certificate[0]))
+        with httpx.Client(verify=trust, base_url=f"https://localhost:{port}/llm", timeout=HANGS) as outside:
+            while True:
+                try:
+                    assert outside.get("/ready").json() == {"status": "ok"}
+                    break
+                except httpx.ConnectError:
+                    assert process.poll() is None, (tmp_path / "error.log").read_text()
+            for stream in (False, True):
+                answers = [one.post("/v1/completions", json=BODY | {"stream": stream}) for one in (client, outside)]
+                assert [answer.status_code for answer in answers] == [200, 200]
+            assert answers[1].text.endswith("data: [DONE]\n\n")
+            assert 'fetch("health")' in outside.get("/").text
+            name = outside.get("/v1/models").headers["X-Request-Id"]
+        assert ended(operated, client, name)["route"] == "/v1/models"
+    finally:
+        process.terminate()
+        process.wait(HANGS)
+
+
+def test_the_server_has_tls_of_its_own(certificate):
+    files = ("--ssl-certfile", str(certificate[0]), "--ssl-keyfile", str(certificate[1]))
+    with started("--port", "0", "--device", "cpu", *files) as process:
+        line = process.stderr.readline()
+        port = re.search(r"https://127\.0\.0\.1:(\d+) ", line)[1]
+        assert process.stderr.readline() == f"hal: ready on https://127.0.0.1:{port}\n"
+        trust = ssl.create_default_context(cafile=str(certificate[0]))
+        with httpx.Client(verify=trust, base_url=f"https://localhost:{port}", timeout=HANGS) as client:
+            answer = client.post("/v1/completions", json=BODY | {"stream": True})
+        assert answer.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("prot = 1", "no option is called 'prot' (did you mean port?)"),
+        ("port = 'x'", "port: expected `int`, got `str` (give such a value)"),
+        ("slots = true", "slots: expected `int`, got `bool` (give such a value)"),
+        ("port = ", "Invalid value (at end of document) (write NAME = VALUE, such as port = 8000)"),
+        (None, "No such file or directory (name a readable file)"),
+    ],
+)
+def test_a_file_that_cannot_be_is_named_with_its_line(tmp_path, text, says):
+    path = tmp_path / "hal.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InvalidValue) as caught:
+        read_config(str(path), (Server, EngineOptions))
+    assert str(caught.value).startswith(f"--config: {path}: ")
+    assert says in str(caught.value)
+
+
+def test_the_files_names_are_those_of_the_options(tmp_path):
+    (tmp_path / "hal.toml").write_text(
+        'max-waiting = 3\ncors_origin = "*"\nrequire = ["a=b"]\ndrain = 1\nlenient = true'
+    )
+    found = read_config(str(tmp_path / "hal.toml"), (Server, EngineOptions))
+    assert found == {"max_waiting": 3, "cors_origin": ["*"], "require": ["a=b"], "drain": 1.0, "lenient": True}
+    assert {*read_config(str(ROOT / "deploy/hal.toml"), (Server, EngineOptions))} >= {"host", "access_log"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--access-log", "xml"), "--access-log: 'xml' (give off, text, json)"),
+        (("--root-path", "llm"), "--root-path: 'llm' (give a path that begins with / and does not end with it"),
+        (("--ssl-keyfile", "k"), "--ssl-keyfile: it needs --ssl-certfile (give that too, or leave it out)"),
+        (("--ssl-certfile", "nowhere"), "--ssl-certfile: nowhere: No such file or directory (give a certificate and"),
+        (("--config", "nowhere"), "--config: nowhere: No such file or directory (name a readable file)"),
+    ],
+)
+def test_what_cannot_be_is_one_line(command, options, says):
+    done = command("serve", "--device", "cpu", *options)
+    assert (done.status, len(done.err.splitlines())) == (2, 1), done.err
+    assert says in done.err
+
+
+def test_a_socket_that_cannot_be_made_is_named():
+    with started("--device", "cpu", "--uds", "/nowhere/x") as process:
+        line = process.stderr.readline()
+        assert process.wait(HANGS) == 2
+    assert line.startswith("hal: error: --uds: /nowhere/x: No such file or directory (name a socket in a folder")
+
+
+def test_systemd_takes_the_unit(tmp_path):
+    """With a program that is here."""
+    text = (ROOT / "deploy/hal.service").read_text(encoding="utf-8")
+    assert "SuccessExitStatus=143" in text
+    unit = tmp_path / "hal.service"
+    unit.write_text(text.replace("/opt/hal/bin/hal", "/bin/true"))
+    done = subprocess.run([tool("systemd-analyze"), "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_hadolint_takes_the_dockerfile():
+    done = subprocess.run([tool("hadolint"), str(ROOT / "deploy/Dockerfile")], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Sends a request to the first of its server's ``ports`` that takes it: one that refuses, or leaves before it has
+    answered, is passed over."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        for port in (*self.server.ports, *self.server.ports):
+            with closing(HTTPConnection("127.0.0.1", port, timeout=HANGS)) as connection:
+                try:
+                    connection.request("POST", self.path, body)
+                    answer = connection.getresponse()
+                except (ConnectionError, RemoteDisconnected):
+                    continue
+                text = answer.read()
+            if answer.status != 503:
+                break
+        self.send_response(answer.status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.conform
+def test_a_restart_behind_two_servers_loses_no_request():
+    """Clients go on all the time; one server is ended by SIGTERM and started again, then the other one is ended."""
+    with serving("--slots", "4") as one, serving("--slots", "4") as two:
+        ports = [int(served.url.rpartition(":")[2]) for served in (one, two)]
+        proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
+        proxy.ports, stop = ports, threading.Event()
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+
+        def work():
+            found = []
+            with httpx.Client(base_url=f"http://127.0.0.1:{proxy.server_port}", timeout=HANGS) as client:
+                while not stop.is_set():
+                    answer = client.post("/v1/completions", json=BODY)
+                    found.append((answer.status_code, answer.json()["choices"][0]["text"]))
+            return found
+
+        with ThreadPoolExecutor(4) as pool:
+            workers = [pool.submit(work) for _ in range(4)]
+            try:
+                one.process.send_signal(signal.SIGTERM)
+                assert one.process.wait(HANGS) == 128 + signal.SIGTERM
+                with serving("--slots", "4", "--port", str(ports[0])) as again:
+                    two.process.send_signal(signal.SIGTERM)
+                    assert two.process.wait(HANGS) == 128 + signal.SIGTERM
+                    before = again.metric("request_success_total")
+                    again.wait_until(lambda: again.metric("request_success_total") > before + 4, "no request came")
+                    stop.set()
+                    answers = [answer for worker in workers for answer in worker.result(HANGS)]
+            finally:
+                stop.set()
+                proxy.shutdown()
+                proxy.server_close()
+        thread.join()
+    assert len(answers) > 8
+    assert len({*answers}) == 1
+    assert answers[0][0] == 200
