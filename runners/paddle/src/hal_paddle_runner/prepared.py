@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from .ranks import TensorRanks
 
 Array = np.ndarray[Any, Any]
-MOST_KEPT = 32
-"""Most kept classes of a kind: of rows (1.5 MB each, as the library describes a product in 280 KB) and of attention."""
+MOST_KEPT = 64
+"""Most kept classes of a kind: of rows (1.5 MB each, as the library describes a product in 280 KB) and of attention.
+Decode steps need few; steps that verify drafts have rows of many lengths."""
 K = TypeVar("K")
 V = TypeVar("V")
 LOAD_SECONDS = 0.3
