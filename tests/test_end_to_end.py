@@ -136,7 +136,7 @@ def other(request, model, requests):
     if request.param == "a CPU without AVX-512":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(llama, "processor_features", lambda: frozenset({"SSE2", "AVX2"}))
-            model = LlamaModel.load(DEFAULT_CHECKPOINT)
+            model = LlamaModel.load(DEFAULT_CHECKPOINT, eager=True)
     run = generate(model, requests, **options)
     if "blocks" in options:
         assert run.preemptions > 0, "this way should have met preemptions"

@@ -156,5 +156,6 @@ class TestCommand:
     def test_a_note_says_why_the_paddle_model_runs(self, run, arguments, why):
         code, _, (*lines, line) = run("--device", "cpu", "-v", *arguments)
         assert code == 0
-        assert [one.partition("hal: ")[2] for one in lines if "runner paddle" in one] == [why] * bool(why)
+        assert [one.partition("hal: ")[2] for one in lines if "runner paddle," in one] == [why] * bool(why)
+        assert sum("runner paddle: " in one for one in lines) == 1, "how it computes"
         assert line.endswith(" tokens/s), device cpu:0, model on cpu")

@@ -50,3 +50,47 @@ can_hold_stream = factory(Unheld, QueueSupport)
 async_update = factory(UpdatedByHost, Waits)
 async_d2h = factory(CopiesWait, QueueSupport)
 tensors = factory(QueueDevice, Support)
+
+
+class Unprobed(QueueDevice):
+    """Only its primitives show what reaches the driver."""
+
+    @property
+    def probe_counts(self):
+        raise AttributeError("probe_counts")
+
+
+class Raises(QueueDevice):
+    """Its runtime raises the faults of earlier work itself."""
+
+    raises_faults = True
+
+
+class Unspoilt(Raises):
+    """And by its own word none of them ends the device."""
+
+    def __init__(self, index, options):
+        super().__init__(index, options)
+        self.primitives.spoils = lambda error: False
+
+
+class Forgiven(QueueSupport):
+    keeps = 10**6
+
+
+unprobed, raises, unspoilt, forgiven = (
+    factory(*each)
+    for each in ((Unprobed, QueueSupport), (Raises, QueueSupport), (Unspoilt, QueueSupport), (QueueDevice, Forgiven))
+)
+
+
+class Hushed(Raises):
+    """Whose tickets take an error that their wait meets for the end of the work."""
+
+    def __init__(self, index, options):
+        super().__init__(index, options)
+        hush = {"__slots__": (), "failure": lambda ticket: None}
+        self.ticket_type = type("HushedTicket", (self.ticket_type,), hush)
+
+
+hushed = factory(Hushed, QueueSupport)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from hal_conformance.report.apart import apart
+from hal_core.errors import Unavailable, trace_of
 
 
 def test_the_result_comes_back_and_nothing_of_the_process_is_left():
@@ -23,8 +24,9 @@ def test_the_result_comes_back_and_nothing_of_the_process_is_left():
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "the process ended with SIGKILL"),
         (lambda: os._exit(7), "the process ended with exit status 7"),
         (lambda: int("no device"), "ValueError: invalid literal for int() with base 10: 'no device'"),
+        (lambda: os.closerange(3, 256), "the process ended with exit status 0"),
     ],
-    ids=["signal", "exit", "error"],
+    ids=["signal", "exit", "error", "closed files"],
 )
 def test_what_ends_the_process_is_told_with_what_it_was_doing(end, why, capfd):
     def work(say):
@@ -34,6 +36,38 @@ def test_what_ends_the_process_is_told_with_what_it_was_doing(end, why, capfd):
 
     ended = apart(work)
     assert (ended.result, ended.why, ended.doing) == (None, why, "test_two")
+
+
+def test_work_that_hangs_is_ended_and_shows_where_it_was():
+    ended = apart(lambda say: signal.pause(), limit=lambda: 0.2)
+    assert (ended.result, ended.late, ended.why) == (None, True, "no sign of progress for 0.2 s")
+    assert "test_apart.py" in ended.trace
+
+
+def test_a_signal_to_the_caller_interrupts_the_work_and_what_it_said_is_kept():
+    def work(say):
+        say(one=1)
+        try:
+            signal.pause()
+        finally:
+            say(cleaned_up=True)
+
+    heard = {}
+    ended = apart(work, heard.update, came=lambda: "one" in heard)
+    assert (ended.result, ended.late) == (None, False)
+    assert heard == {"one": 1, "cleaned_up": True, "interrupted": True}
+
+
+def test_an_error_of_hals_comes_back_with_its_traceback():
+    def work(say):
+        try:
+            int("no device")
+        except ValueError as error:
+            raise Unavailable("it is not here", cure="plug it in") from error
+
+    with pytest.raises(Unavailable, match=r"it is not here \(plug it in\)") as raised:
+        apart(work)
+    assert "ValueError: invalid literal" in trace_of(raised.value)
 
 
 def test_an_interrupt_of_the_work_is_one_of_the_caller():

@@ -28,10 +28,9 @@ def test_a_crash_a_hang_and_a_leak_are_three_failed_cases_of_one_report(conform,
     assert tests[CRASH]["error"].startswith("the process ended with SIGSEGV, in this test")
     assert tests[HANG]["error"].startswith("no sign of progress for 3 s, in this test")
     for name in (CRASH, HANG):
-        assert tests[name]["error"].rstrip().endswith(" in <lambda>"), "where it was"
-        assert "in copy_out" in tests[name]["error"].splitlines()[-2]
+        assert tests[name]["error"].index(" in copy_out") < tests[name]["error"].index(" in <lambda>"), "where it was"
         assert "hal_conformance" not in tests[name]["error"].replace(f"{HERE}", "")
-        assert "--only G26" in tests[name]["reproduce"]
+        assert tests[name]["reproduce"].endswith("--profile quick --seed 0 --examples 1 --hang 0.1 --only G26")
     assert f"first failure: G26 {CRASH}: crash" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(" failed: does not conform")
     assert done.stdout.count("hal conformance: ") == 1
@@ -55,7 +54,9 @@ def test_expected_failures_hold_a_crash_and_a_hang_and_go_stale_loudly(report):
 
 def test_a_test_to_be_left_out_must_exist(conform):
     done = conform("cpu", "--skip=test_g25_no_such", "--only=G25", "--profile=quick", code=4)
-    assert "'test_g25_no_such' is not a test of the kit" in done.stdout + done.stderr
+    assert done.stderr.splitlines()[-1].startswith(
+        "hal conform: error: skip: 'test_g25_no_such' is not a test of the kit ("
+    )
 
 
 def test_a_device_that_ends_the_process_when_it_is_opened_is_opened_once(conform, tmp_path):

@@ -4,11 +4,13 @@ import importlib
 import json
 import sys
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 from hal_conformance.kit import Effort
-from hal_conformance.report import reproduction
-from hal_conformance.report.outcomes import LONGEST, clipped
+from hal_conformance.report import machine, reproduction
+from hal_conformance.report.outcomes import LONGEST, Report, clipped
+from hal_conformance.report.rendering import render
 from hal_conformance.report.report import cause_of, message_of
 
 pytestmark = pytest.mark.long(15)
@@ -136,6 +138,29 @@ def test_a_foreign_error_is_shown_once_with_draws_and_plugin_frames(conform):
     assert "in stumble\n" in report
     assert "^^^" not in report
     assert "data=data" not in report
+
+
+def test_a_kit_outside_its_checkout_is_named_by_its_files(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "KIT", tmp_path)
+    (tmp_path / "plugin.py").write_text("first")
+    first = machine.revision()
+    (tmp_path / "plugin.py").write_text("second")
+    assert first.startswith("files ")
+    assert machine.revision() != first
+
+
+def test_a_junit_report_says_what_failed_was_left_out_and_not_run():
+    """Also what a driver's message may contain, and XML may not."""
+    ended = {"failed": "a driver's \x1b[31mred\x00 <word>", "skipped": "", "expected": "", "not run": "", "passed": ""}
+    tests = [{"test": name, "outcome": name, "error": text, "reason": ""} for name, text in ended.items()]
+    entries = [{"guarantee": "G1", "status": "failed", "claims": [], "tests": tests}]
+    suite = ElementTree.fromstring(render(Report({"date": "now"}, entries, ["a stale entry"]), "report.xml"))
+    assert [suite.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["6", "2", "1", "2"]
+    assert [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None] == [
+        "failed",
+        "the run",
+    ]
+    assert suite.find("testcase/failure").text == "a driver's ?[31mred? <word>"
 
 
 def raised_in(*files):

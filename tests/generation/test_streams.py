@@ -44,9 +44,9 @@ def streams():
     return Streams()
 
 
-def begin(streams, stops=()):
+def begin(streams, stops=(), *, at_end=False):
     parts = []
-    streams.add("r", Stream(AnswerText(StreamDecoder(Letters()), stops), parts.append))
+    streams.add("r", Stream(AnswerText(StreamDecoder(Letters()), stops), parts.append, at_end=at_end))
     return parts
 
 
@@ -59,8 +59,21 @@ def test_the_last_part_says_why_the_request_ended(streams):
     assert not len(streams)
 
 
-def test_a_stop_text_ends_the_stream_and_names_the_request(streams):
-    parts = begin(streams, ["ll"])
+@pytest.mark.parametrize("by_record", [True, False])
+def test_a_stream_that_is_read_at_its_end_has_one_part(streams, by_record):
+    parts = begin(streams, at_end=True)
+    streams.take(record("r", "ab", 0))
+    assert not parts
+    streams.take(record("r", "c", 2, FinishReason.LENGTH if by_record else FinishReason.NONE))
+    if not by_record:
+        streams.end("r", 3, FinishReason.LENGTH)
+    assert parts == [Part("abc", (97, 98, 99), FinishReason.LENGTH)]
+    assert not len(streams)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_stop_text_ends_the_stream_and_names_the_request(streams, at_end):
+    parts = begin(streams, ["ll"], at_end=at_end)
     streams.take(record("r", "hel", 0))
     streams.take(record("r", "lo", 3))
     assert [(part.text, part.finish_reason) for part in parts] == [("he", None), ("ll", FinishReason.STOP)]

@@ -35,6 +35,17 @@ def test_a_greedy_margin_is_the_gap_of_the_two_best_final_logits():
     assert (got.tokens.tolist(), got.margins.tolist()) == ([1, 2, 0], [2.5, 3.5, np.inf])
 
 
+@pytest.mark.parametrize("row", [{}, {"bad_words": [1]}, {"temperature": 1.0}])
+@pytest.mark.parametrize("is_writeable", [True, False])
+def test_the_logits_are_as_before(row, is_writeable):
+    given = logits([1, 7, np.nan, -1], [1, 7, 4.5, -1], [5, 7, 4.5, -1])
+    kept = given.copy()
+    given.flags.writeable = is_writeable
+    got = sample(given, pack([one(**row)] * 3), logprobs=1)
+    np.testing.assert_array_equal(given, kept)
+    assert got.tokens[0] == -1
+
+
 def test_top_p_keeps_the_smallest_set_that_reaches_it_ties_by_lowest_id():
     equal = [0.0, 0.0, 0.0, 0.0]
     assert possible({"top_p": 0.5}, equal) == [0, 1]

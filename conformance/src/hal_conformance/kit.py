@@ -9,15 +9,19 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import pytest
 from hal_core.runtime.bound import BoundDevice, bind
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from .harness.claims import note_unchecked
+from .harness.natives import reaching
 from .harness.places import frame_of, innermost, position, primitive_of
 from .harness.properties import CAN_BOUND, Results, explore
 
 if TYPE_CHECKING:
     from hal_core.contract.capabilities import Capabilities
+    from hal_core.contract.counters import Counters
     from hal_core.contract.device import Device
     from hal_core.slots.declared import StateField
     from hal_core.streams import Stream
@@ -108,9 +112,20 @@ class Kit:
         """True if a stream can be held, so that asynchrony can be tested. Tests copy out meanwhile, without a wait."""
         return self.capabilities.can_hold_stream and self.capabilities.async_d2h
 
+    def driver_counts(self) -> Callable[[], Counters]:
+        """Return what counts the calls that reach the driver (G10); skip the test where only the plugin counts them."""
+        found = reaching(self.device)
+        if found is None:
+            if self.capabilities.fused_scatter:
+                note_unchecked(10, "counters(): what reaches the driver is the plugin's word", "give probe_counts()")
+            pytest.skip("needs probe_counts, or primitives of which no compound is the vendor's own")
+        return found
+
     def open(self) -> BoundDevice:
         """Open another device, for tests that close or break theirs."""
-        return bind(self.subject.open(), self.subject.policy)
+        bound = bind(self.subject.open(), self.subject.policy)
+        reaching(bound.device)  # on each alike, as events are waited for by devices of one class of primitives
+        return bound
 
     def missing(self, needs: tuple[str, ...]) -> str:
         """Return the first of ``needs`` that the device does not offer; "" if it offers all."""

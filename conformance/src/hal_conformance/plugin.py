@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite("hal_conformance.suite", "hal_conformance.fixtures.world")
 
 _RANKS = "several_ranks"  # guarantees.RANKS, without importing it
-PRIMITIVES = "the primitives fail, by which every other test reads and writes: mend them first"
-"""Why a run ends at a failure of theirs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,6 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for target in config.getoption("--hal-report"):
             check_target(target, "--hal-report")
     except HalError as error:
+        findings.problems.append(str(error))
         raise pytest.UsageError(str(error)) from None
     left_out = [item for item in ours if wanted and not bears(item) & wanted]
     if left_out:
@@ -218,6 +217,8 @@ def pytest_runtest_makereport(
     """Record how a test of the kit ended; an expected failure counts as success, an unexpected pass as failure."""
     report = yield
     if _number(item) and KEY in item.config.stash:
+        from .report.outcomes import PRIMITIVES
+
         recorder = item.config.stash[KEY]
         recorder.note(item, call, report, _number(item))
         lines = recorder.first_failure(item.nodeid)

@@ -55,6 +55,19 @@ class InARow:
         self.insert(fixture.leaving(SLOTS[1:], TaskKind.ABORTED))
         self.save(fixture.step(np.roll(SLOTS, at).tolist()))
 
+    def overlap(self, at: int, kind: TaskKind) -> None:
+        """Launch a step with log-probabilities, and give two of its slots to others while its output is pending."""
+        fixture, n = self.fixture, MANY.num_slots
+        ids = np.arange(n * 3 * 2, dtype=np.int64).reshape(n, 3, 2) + 10_000 * (at + 1)
+        fixture.sample(ids, (np.arange(n) + at) % 4, turn=at)
+        step = fixture.step(np.roll(SLOTS, at).tolist(), speculative=at % 2 == 1, logprobs=(1, 0, 1, None)[at % 4])
+        fixture.update_inputs(step)
+        self.save(step)
+        slots = [SLOTS[at % 4], SLOTS[(at + 1) % 4]]
+        make = (prefill, handoff)[at % 2]
+        new = [make(fixture, slot, request(fixture, slot + 7 * at + 1, output=at % 3)) for slot in slots]
+        self.insert([*fixture.leaving(slots, kind), *new])
+
     def step(self, at: int) -> None:
         """Sample, advance and save."""
         fixture, n = self.fixture, MANY.num_slots
@@ -93,6 +106,20 @@ def test_g09_batches_and_steps_in_a_row_have_the_effect_of_each(kit: Kit, how: s
     one.insert([last])
     one.insert([Task(TaskKind.PREEMPTED, SLOTS[0], last.request), prefill(fixture, SLOTS[0], request(fixture, 8))])
     one.check(f"{ROUNDS} rounds of batches and steps ({how})")  # that departure is not reported yet
+
+
+@guarantee(9, also=(11, 18, 19, 22, 23, 24))
+@pytest.mark.parametrize("kind", [TaskKind.PREEMPTED, TaskKind.ABORTED], ids=lambda kind: kind.name.lower())
+def test_g09_slots_change_hands_while_the_outputs_of_their_steps_are_pending(kit: Kit, kind: TaskKind) -> None:
+    """Penalties, bad words and log-probabilities of the next request are its own, and the pending ones those before."""
+    one = InARow(kit, companions=False)
+    fixture = one.fixture
+    one.insert([prefill(fixture, slot, request(fixture, slot)) for slot in SLOTS])
+    waits = bool(kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update")))
+    with nullcontext() if waits else kit.held(fixture.stream, "steps whose slots change hands"):
+        for at in range(2 * ROUNDS):
+            one.overlap(at, kind)
+    one.check(f"{2 * ROUNDS} steps, between which slots changed hands")
 
 
 @guarantee(10, requires="fused_scatter", also=(9,))

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from .draw.values import LAYOUTS, contained, draw_dtype, fitting, of_dtype, scalars
 from .draw.views import draw_view
 from .fixtures.block import Block
-from .fixtures.large_blocks import LargeBlock
+from .fixtures.large_blocks import GAP, LargeBlock
+from .fixtures.sizes import sizes
 from .harness import backdoor
 from .harness.asserts import assert_raises, assert_says
 from .harness.backdoor import arrive
@@ -230,6 +231,18 @@ def test_g06_a_scalar_fills_every_element_of_a_large_target(kit: Kit, dtype: str
     for number, (what, (shape, strides)) in enumerate(shapes.items()):
         block.write(View(block.memory, 0, shape, strides, kind), number + 1, kind.storage.type(number + 1))
         block.check(f"a scalar for a target of {np.prod(shape)} elements, {what}")
+
+
+@guarantee(6, also=(5,))
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+def test_g06_a_scalar_fills_megabytes_to_the_last_byte(kit: Kit, dtype: str) -> None:
+    """Contiguous, and nothing behind it: from some megabytes on a driver fills by another engine, or piece by piece."""
+    kind, most = dtype_of(dtype), max(sizes(kit, "bytes of a fill"))
+    block = LargeBlock(kit, most + 2 * GAP * 8)
+    for turn, nbytes in enumerate(sizes(kit, "bytes of a fill")):
+        target = block.at(8 * GAP, (-(-nbytes // kind.itemsize),), dtype)
+        block.write(target, turn + 2, kind.storage.type(turn + 2))
+        block.check(f"a scalar for {nbytes} bytes of {dtype}")
 
 
 PARTS_ALIKE = {

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hal_core.group import ALONE, Group
+from hal_core.memory.views import ByteRange
+from hal_core.output.sinks import MemorySink
 from hal_core.slots.admission import AdmittedRequest, Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import Task, TaskKind
+from msgspec import structs
 
 from .fixtures.many import MANY, blocks, filled, handoff, prefill, prompt, request, stepped, varied
+from .fixtures.sizes import GREAT, need, sizes
 from .fixtures.world import FOLLOWER, World, assert_rows
-from .harness.backdoor import arrive
+from .harness import backdoor
+from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Kit
@@ -27,8 +33,8 @@ from .test_faults import attempt, under
 
 WRITES = 6
 """More writes than an insertion makes."""
-COUNTS = (1, 8, 9, 64, 65, 257)
-"""Requests of one batch: both sides of every border at which a core, a block or a table may end."""
+REFUSED = (65, 257)
+"""Requests of a batch that is refused."""
 
 
 @guarantee(9, also=(11, 12, 19, 20, 22, 24))
@@ -66,10 +72,12 @@ def test_g09_512_slots_are_entered_left_and_stepped_at_once(kit: Kit) -> None:
 @guarantee(9, also=(11, 12, 18, 19, 20))
 @pytest.mark.parametrize("kind", [TaskKind.PREFILL, TaskKind.REMOTE_PREFILL], ids=lambda kind: kind.name.lower())
 def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) -> None:
-    fixture, reached = World(kit, MANY), Reached(map(str, COUNTS))
+    """Both sides of every border at which a core, a block or a table may end."""
+    counts = sizes(kit, "requests of a batch")
+    fixture, reached = World(kit, replace(MANY, num_slots=max(counts) + 3)), Reached(map(str, counts))
     make: Callable[[World, int, AdmittedRequest], Task] = prefill if kind is TaskKind.PREFILL else handoff
-    for turn, count in enumerate(COUNTS):
-        slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
+    for turn, count in enumerate(counts):
+        slots = np.random.default_rng(turn).permutation(fixture.sizes.num_slots)[:count].tolist()
         fixture.enter([make(fixture, slot, request(fixture, slot + turn)) for slot in slots])
         fixture.check(f"{count} requests entered by {kind.name}")
         fixture.enter(fixture.leaving(slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED))
@@ -188,7 +196,7 @@ def full_of_rows(kit: Kit) -> tuple[World, AdmittedRequest]:
 
 
 @guarantee(8)
-@pytest.mark.parametrize("count", COUNTS[-2:])
+@pytest.mark.parametrize("count", REFUSED)
 def test_g08_a_large_batch_whose_write_fails_changes_no_slot(kit: Kit, count: int) -> None:
     """Whichever of the device's writes fails: a batch has no part that is written before another may be refused."""
     with under(kit, faults.FailingWrites) as (laid, fuse):
@@ -209,6 +217,68 @@ def test_g08_a_large_batch_whose_write_fails_changes_no_slot(kit: Kit, count: in
         fuse.at = 0
         fixture.model.insert(batch)
         fixture.check(f"{count} requests, after {met} refusals")
+
+
+VAST = StateConfig(
+    num_slots=5,
+    max_model_len=72_000_000,
+    block_size=1 << 20,
+    max_draft_tokens=2,
+    max_logprobs=1,
+    max_stop_sequences=1,
+    max_stop_length=2,
+)
+"""576 MB of tokens a slot: the last one's row, and every field behind them, lie past 2 GiB."""
+SAMPLED = ("sampled_token_ids", "accept_tokens", "accept_num", "topk_token_ids", "topk_logprobs", "topk_ranks")
+
+
+@guarantee(9, also=(11, 12, 19, 24))
+def test_g09_a_state_past_2_gib_steps_as_a_small_one(kit: Kit) -> None:
+    """The same requests and steps in both: their rows are compared as far as the small one has them."""
+    assert sizes(kit, "bytes of a state that steps")
+    need(3 << 30, "a state")
+    small, device = World(kit, replace(VAST, max_model_len=64)), kit.device
+    state, stream = kit.bound.state(VAST, name=small.name), small.stream
+    assert state.layout.fields["token_ids"].stride * 4 > GREAT, "the kit's own state is too small"
+    admitted: dict[int, AdmittedRequest] = {}
+
+    def insert(tasks: list[Task]) -> None:
+        for task in tasks:
+            if task.kind is TaskKind.PREFILL:
+                admitted[task.request.admission_id] = state.admit(small.model.requests[task.request.admission_id])
+        mine = [structs.replace(task, request=admitted[task.request.admission_id]) for task in tasks]
+        arrive(kit.bound.insert_tasks(state=state, tasks=mine, stream=stream))
+        small.enter(tasks)
+
+    def advance(turn: int, *, speculative: bool) -> None:
+        ids = np.arange(5 * 3 * 2, dtype=np.int64).reshape(5, 3, 2) + 100 * turn
+        small.sample(ids, [1, 2, 3, 1, 3], turn=turn)
+        for name in SAMPLED:
+            place = state.layout.fields[name].offset
+            backdoor.put(device, state.memory, [(place, small.model.cells[name].tobytes())], stream)
+        step = small.advance([4, 0, 3, 1, 2], speculative=speculative, logprobs=1)
+        arrive(kit.bound.update_inputs(state=state, step=step, stream=stream))
+        ticket: Any = kit.bound.save_output(state=state, step=step, sink=MemorySink(), stream=stream)
+        should = small.output(step)
+        assert_rows(ticket.record(PATIENCE), should)
+        alike(f"step {turn}")
+
+    def alike(after: str) -> None:
+        for name, place in state.layout.fields.items():
+            cells = small.model.cells[name]
+            width = min(place.width, cells.shape[1])
+            parts = [ByteRange(place.offset + at * place.stride, width * cells.itemsize) for at in range(5)]
+            copied = device.copy_out(state.memory, parts, stream)
+            arrive(copied)
+            should = np.ascontiguousarray(cells[:, :width]).view(np.uint8)
+            wrong = np.argwhere((np.array(copied.data) != should) & (should != backdoor.POISON)).tolist()
+            assert not wrong or name == "request_serial", f"after {after}: {name} of slot {wrong[0][0]} is not as there"
+
+    insert([small.entering(slot, [slot + 1, 2, 3], max_tokens=20, logprobs=1) for slot in range(5)])
+    advance(0, speculative=False)
+    insert([*small.leaving([4, 1]), small.entering(4, [7, 8], max_tokens=20), small.entering(1, [9], max_tokens=20)])
+    advance(1, speculative=True)
+    advance(2, speculative=True)
 
 
 THOUSANDS = StateConfig(

@@ -16,6 +16,7 @@ from hal_core.memory.views import ByteRange, View
 from .fixtures.large_blocks import GAP, LargeBlock, comb, elements
 from .fixtures.large_offsets import BORDERS, HugeBlock
 from .fixtures.prepared_calls import assert_copied
+from .fixtures.sizes import SIZES
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 MIB = 1 << 20
-LENGTHS = [(1 << power) + off for power in (8, 12, 16, 20, 22) for off in (-1, 0, 1)]
+LENGTHS = SIZES["bytes of a value"].quick
 """Bytes of one value: both sides of every border at which a device may change its method."""
 LONGEST = 17 * MIB + 3
 RUNS = (255, 256, 257, 1025)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from hal_core.memory.views import ByteRange, View
 from .fixtures import hook_calls
 from .fixtures.hook_cases import HOOK_CASES
 from .fixtures.prepared_calls import assert_copied
+from .fixtures.ring_cases import NEEDS, impatient, in_its_time, refusal
+from .fixtures.sizes import sizes
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_raises
@@ -58,6 +61,26 @@ def test_g01_a_copy_that_is_running_is_not_done(kit: Kit, way: str) -> None:
         assert last == turn.to_bytes(8, "little"), f"a copy is done by its {way}, but its last bytes are {last.hex()}"
         wrong = int((copy.data[0][:BYTES].view(np.int64) != turn).sum())
         assert not wrong, f"a copy is done by its {way}, but {wrong} of its elements are not there"
+
+
+@guarantee(1, requires=("async_h2d", "async_d2h"), also=(3,))
+@pytest.mark.parametrize("way", ["query", "wait"])
+def test_g01_an_upload_that_is_running_is_not_done(kit: Kit, way: str) -> None:
+    """Megabytes on a stream that runs: once they are said to be there, a stream that waits for nothing copies their
+    last bytes."""
+    device = kit.device
+    stream, other = device.stream(), device.stream()
+    for nbytes in sizes(kit, "bytes of an upload under way"):
+        view = View.contiguous(device.allocate(nbytes), 0, (nbytes // 8,), dtype_of("int64"))
+        for turn in range(1, ROUNDS + 1):
+            value = np.full(nbytes // 8, turn)
+            ticket = kit.bound.async_set_value(target=view, value=value, stream=stream)
+            if way == "wait":
+                arrive(ticket)
+            else:
+                assert poll(ticket.done, PATIENCE), f"an upload of {nbytes} bytes is not done after {PATIENCE} s"
+            copy = device.copy_out(view.memory, [ByteRange(nbytes - 8, 8)], other)
+            assert_copied(copy, value[-1:].view(np.uint8), f"an upload of {nbytes} bytes is done by its {way}; the end")
 
 
 class Gated(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
@@ -229,6 +252,39 @@ def test_g03_hundreds_of_calls_are_pending_and_each_is_right(kit: Kit, form: str
     for ticket in reversed(tickets):
         arrive(ticket)
     compare(copies, should, form)
+
+
+@guarantee(3, requires=NEEDS, also=(1, 4, 26))
+@pytest.mark.parametrize("default", [True, False], ids=["default", "own"])
+def test_g03_a_full_queue_refuses_after_its_deadline_and_queues_nothing(kit: Kit, default: bool) -> None:
+    """Each call into a held stream is pending, or refused in its time and without effect; then all of it is done."""
+    one, many = kit.another(), max(sizes(kit, "calls until a stream's queue is full"))
+    device = one.device
+    stream = device.default_stream if default else device.stream()
+    memory, should = device.allocate(8 * many), np.zeros(many, np.int64)
+    backdoor.write(device, memory, 0, should.view(np.uint8), stream)
+    view, tickets, refused = View.contiguous(memory, 0, (many,), dtype_of("int64")), list["Ticket"](), 0
+    with one.held(stream, f"{many} calls"), impatient(one):
+        for turn in range(many):
+            began = monotonic()
+            try:
+                tickets.append(one.bound.async_set_value(target=view[turn], value=turn + 1, stream=stream))
+                should[turn] = turn + 1
+            except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
+                in_its_time(one, began, "async_set_value")
+                refusal(one, error, "async_set_value")
+                refused += 1
+                if refused == 2:
+                    break
+        done = sum(ticket.done() for ticket in tickets)
+        assert not done, f"{done} of {len(tickets)} calls are done, but their stream is held"
+    for ticket in reversed(tickets):
+        arrive(ticket)
+    got = backdoor.read(device, memory, stream)[: should.nbytes].view(np.int64)
+    wrong = np.flatnonzero(got != should).tolist()
+    assert not wrong, f"of {len(tickets)} calls taken by a held stream and {refused} refused, {wrong[:9]} are wrong"
+    arrive(one.bound.async_set_value(target=view, value=3, stream=stream))
+    one.renew()
 
 
 def compare(copies: list[CopyTicket], should: list[np.ndarray[Any, Any]], form: str) -> None:

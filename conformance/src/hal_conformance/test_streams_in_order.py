@@ -113,7 +113,7 @@ def test_g04_timed_events_measure_their_stream(kit: Kit) -> None:
         found = kit.bound.timed_event(stream=device.stream())
         assert found is None, "timed_event returned an event, but the capabilities do not say timed_events"
         return
-    memory, stream = device.allocate(64), device.stream()
+    memory, stream, other = device.allocate(64), device.stream(), device.stream()
     for _ in range(ROUNDS):
         called = time.monotonic()
         first = recorded(kit, stream)
@@ -127,12 +127,18 @@ def test_g04_timed_events_measure_their_stream(kit: Kit) -> None:
             least = time.monotonic() - passed if kit.can_hold else 0.0
         arrive(written)
         third = recorded(kit, stream)
+        other.wait(device.event(stream))
+        fourth = recorded(kit, other)
         assert second.wait(PATIENCE), "a timed event does not pass after the work before it"
         assert third.wait(PATIENCE)
+        assert fourth.wait(PATIENCE), "a timed event does not pass behind another stream's"
         most = time.monotonic() - called
         total, parts = third.seconds_since(first), (second.seconds_since(first), third.seconds_since(second))
         assert min(parts) >= 0, f"the device's time goes back: {parts} s between three events in order"
         assert abs(sum(parts) - total) <= 2 * RESOLUTION + DRIFT * total, f"{parts} s are not {total} s together"
+        across, after = fourth.seconds_since(first), fourth.seconds_since(third)
+        assert after >= -RESOLUTION, f"the device's time goes back from one stream to another: {after} s"
         least, most = least * (1 - DRIFT) - RESOLUTION, most * (1 + DRIFT) + RESOLUTION
         assert least <= parts[0], f"a stream was held for {least} s between two events {parts[0]} s apart"
+        assert least <= across <= most, f"{across} s to an event of another stream, should be {least} to {most} s"
         assert total <= most, f"{total} s between two events of which the host saw {most} s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,16 @@ from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch
 from .fixtures.hook_cases import RICH
 from .fixtures.many import MANY, blocks, handoff, prefill, request
+from .fixtures.sizes import sizes as sizes_of
 from .fixtures.stepping import run_step
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.backdoor import arrive, poisoned
 from .harness.guarantees import guarantee
+from .harness.natives import reaching
 from .harness.reached import Reached
 from .kit import Draw, Kit, examples
 
-COUNTS = (1, 65, 130, 512)
-"""Requests of one batch: some take more threads than a wavefront or two have."""
 A_CALL = 2
 """Submissions (copies plus launches) that one call may make for each staging block that it fills."""
 
@@ -77,15 +78,14 @@ def test_g10_any_batch_is_at_most_two_submissions(kit: Kit, draw: Draw) -> None:
         fixture.output(run_step(draw, fixture))
 
 
-@guarantee(10, requires="probe_counts")
+@guarantee(10)
 @examples(0.5)
 def test_g10_the_devices_own_counters_agree_with_a_count_below_it(kit: Kit, draw: Draw) -> None:
-    fixture = World(kit, draw(sizes(), "sizes"))
-    below = kit.device.probe_counts()  # type: ignore[attr-defined]  # the seam that `requires` asks for
-    own = kit.bound.counters()
+    probe, fixture = kit.driver_counts(), World(kit, draw(sizes(), "sizes"))
+    below, own = probe(), kit.bound.counters()
     fixture.enter(draw_batch(draw, fixture, least=1))
     arrive(fixture.save(run_step(draw, fixture)))
-    seen = kit.device.probe_counts() - below  # type: ignore[attr-defined]
+    seen = probe() - below
     counted = kit.bound.counters() - own
     for name in ("submissions", "uploads", "launches", "copies_out"):
         got, should = getattr(counted, name), getattr(seen, name)
@@ -112,8 +112,8 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
 def cost(fixture: World, tasks: Sequence[Task], what: str) -> Counters:
     """Return the cost of an insertion by the device's own counters, which must have counted it as the driver has."""
     __tracebackhide__ = True
-    probe = None if fixture.kit.missing(("probe_counts",)) else fixture.device.probe_counts  # type: ignore[attr-defined]
-    before, below = fixture.bound.counters(), probe() if probe else None
+    probe = reaching(fixture.device)
+    before, below = fixture.bound.counters(), probe() if probe else Counters()
     ticket = fixture.insert(tasks)
     spent = fixture.bound.counters() - before
     arrive(ticket)
@@ -137,9 +137,11 @@ def cost(fixture: World, tasks: Sequence[Task], what: str) -> Counters:
 
 @guarantee(10, requires="fused_scatter")
 def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Kit) -> None:
-    fixture, reached = World(kit, MANY), Reached(kind.name for kind in TaskKind)
-    for turn, count in enumerate(COUNTS):
-        slots = np.random.default_rng(turn).permutation(MANY.num_slots)[:count].tolist()
+    counts = sizes_of(kit, "requests of a batch that is counted")
+    fixture = World(kit, replace(MANY, num_slots=max(counts) + 3))
+    n, reached = fixture.sizes.num_slots, Reached(kind.name for kind in TaskKind)
+    for turn, count in enumerate(counts):
+        slots = np.random.default_rng(turn).permutation(n)[:count].tolist()
         entering = [request(fixture, slot) for slot in slots]
         halves = [
             prefill(fixture, slot, one, max(1, one.total // 2)) for slot, one in zip(slots, entering, strict=True)
@@ -150,7 +152,7 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
                  blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
             for slot, one, half in zip(slots, entering, halves, strict=True) if one.total > half.num_scheduled_tokens
         ]  # fmt: skip
-        fixture.put({"seq_lens_this_time": np.zeros(MANY.num_slots), "seq_lens_encoder": np.zeros(MANY.num_slots)})
+        fixture.put({"seq_lens_this_time": np.zeros(n), "seq_lens_encoder": np.zeros(n)})
         if chunks:
             cost(fixture, chunks, f"{len(chunks)} chunks")
         going = [Task(TaskKind.MORE_BLOCKS, slot, fixture.model.residents[slot].admitted, blocks=[1, 2],

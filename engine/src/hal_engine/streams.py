@@ -55,12 +55,14 @@ def append(parts: list[Part], part: Part) -> None:
 
 
 class Stream:
-    """One request. ``put`` gets each part, or the error that ends it; the last part, or an error, is the end."""
+    """One request. ``put`` gets each part, or the error that ends it; the last part, or an error, is the end.
+    ``at_end``: there is one part, unless stop texts are looked for."""
 
-    __slots__ = ("_answer", "_end", "_has_stops", "_logprobs", "_put", "_ranks", "count", "ended", "tokens")
+    __slots__ = ("_answer", "_end", "_has_stops", "_logprobs", "_put", "_ranks", "at_end", "count", "ended", "tokens")
 
-    def __init__(self, answer: AnswerText, put: Callable[[Part | HalError], object]) -> None:
+    def __init__(self, answer: AnswerText, put: Callable[[Part | HalError], object], *, at_end: bool = False) -> None:
         self._answer, self._put, self._has_stops = answer, put, answer.has_stops
+        self.at_end = at_end and not answer.has_stops
         self.tokens: list[int] = []  #: that have come, and no part has; their log-probabilities and ranks:
         self._logprobs: list[tuple[tuple[int, float], ...]] = []
         self._ranks: list[int] = []
@@ -153,7 +155,7 @@ class Streams:
         for record in records:
             self._take(record, fresh)
         for name, stream in fresh.items():
-            if not stream.ended:  # by what another one's part has caused
+            if (stream.is_due or not stream.at_end) and not stream.ended:  # by what another one's part has caused
                 self._give(name, stream)
 
     def _take(self, record: OutputRecord, fresh: dict[str, Stream]) -> None:

@@ -86,10 +86,12 @@ def test_a_mask_has_the_shape_of_the_scores(directories, lengths):
         assert group.mask.shape == (group.rows, kv_heads, heads // kv_heads * group.queries, group.keys)
 
 
-@pytest.fixture(scope="session")
-def models(directories):
-    """One small model of each variant."""
-    return {name: LlamaModel.load(directory) for name, directory in directories.items()}
+@pytest.fixture(scope="session", params=[False, True], ids=["prepared", "eager"])
+def models(directories, request):
+    """One small model of each variant, by prepared calls and by Paddle's operators."""
+    found = {name: LlamaModel.load(directory, eager=request.param) for name, directory in directories.items()}
+    assert all((model.prepared is None) is request.param for model in found.values())
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -196,7 +198,7 @@ def test_a_cpu_without_avx512_gives_the_same(directories, models, monkeypatch, n
     expected = models[name].forward(batch)
     monkeypatch.setattr(llama, "processor_features", lambda: HASWELL)
     monkeypatch.setattr(llama, "fused_rms_norm", never)
-    narrow = LlamaModel.load(directories[name])
+    narrow = LlamaModel.load(directories[name], eager=True)
     narrow.allocate_cache(8, 4)
     np.testing.assert_allclose(narrow.forward(batch), expected, atol=TOLERANCE)
 
@@ -221,6 +223,12 @@ def test_prediction_layer_sees_only_the_past(dense):
     assert difference[-1] > 0
 
 
+def hidden_of(model, batch, make):
+    """The hidden states of a step, as the layer takes them."""
+    _, hidden = model.forward_with_hidden(batch)
+    return paddle.to_tensor(np.asarray(hidden)) if make is PredictionLayer else hidden
+
+
 @pytest.mark.parametrize("make", [PredictionLayer, open_prediction], ids=["paddle", "numpy"])
 def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make):
     """Whole chunks write the layer's cache; runs of single entries continue from it, in the same blocks."""
@@ -231,11 +239,11 @@ def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make
     layer = make(model)
     for begin, end in ((0, 3), (3, 8)):
         fed = batch_of([Row(ids, begin, blocks)], [end - begin], 4)
-        _, hidden = model.forward_with_hidden(fed)
+        hidden = hidden_of(model, fed, make)
         rows = replace(fed, token_ids=ids[begin + 1 : end + 1], outputs=np.arange(end - begin))
         given = layer.feed([(layer.kept(hidden), 0, end - begin)], rows)
         np.testing.assert_allclose(layer.logits(given), expected[begin:end], atol=TOLERANCE)
-    _, hidden = model.forward_with_hidden(batch_of([Row(ids, 8, blocks)], [5], 4))
+    hidden = hidden_of(model, batch_of([Row(ids, 8, blocks)], [5], 4), make)
     steps = layer.run(np.array([blocks], np.int32), np.array([8]), np.array([5]), 5)
     for number, step in enumerate(steps):
         given = layer.follow(step, ids[9 + number : 10 + number], layer.kept(hidden)[number : number + 1])

@@ -6,9 +6,14 @@ from abc import ABC
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from hal_core.contract.counters import Counters
+from hal_core.devices import Primitives
+
 from .lies import lay_below
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hal_core.contract.device import Device
 
 PAIRS = {
@@ -18,6 +23,10 @@ PAIRS = {
 
 ALSO = {"event_create_timed": "event_create"}
 """Calls that make the same as another one."""
+
+
+WORK = {"copy_in": "uploads", "launch": "launches", "copy_out": "copies_out"}
+"""Primitives that are one call of the runtime each, and what a device counts them as."""
 
 
 class Counted(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
@@ -30,23 +39,52 @@ class Counted(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
         return found
 
 
-def _counting(name: str, by: int, kind: str) -> Any:  # noqa: ANN401 (a method)
+class Reached(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
+    """A mixin over primitives: ``reached`` counts their calls of the runtime, by the names of :class:`Counters`."""
+
+    @property
+    def reached(self) -> Counter[str]:
+        """The counts since it was laid."""
+        found: Counter[str] = self.__dict__.setdefault("_reached", Counter())
+        return found
+
+
+def _counting(owner: type, name: str, by: int, kind: str, counts: str) -> None:
     def call(self: Any, *arguments: Any) -> Any:  # noqa: ANN401 (the vendor's)
-        result = getattr(super(Counted, self), name)(*arguments)
-        if by < 0 or result is not None:  # None: pageable memory, which is no object of the runtime
-            self.held[kind] += by
+        result = getattr(super(owner, self), name)(*arguments)
+        if name in WORK or by < 0 or result is not None:  # None: pageable memory, which is no object of the runtime
+            getattr(self, counts)[kind] += by
         return result
 
-    return call
+    setattr(owner, name, call)
 
 
 for _make, _free in PAIRS.items():
-    setattr(Counted, _make, _counting(_make, 1, _make))
-    setattr(Counted, _free, _counting(_free, -1, _make))
-
-
+    _counting(Counted, _make, 1, _make, "held")
+    _counting(Counted, _free, -1, _make, "held")
 for _make, _same in ALSO.items():
-    setattr(Counted, _make, _counting(_make, 1, _same))
+    _counting(Counted, _make, 1, _same, "held")
+for _name, _kind in WORK.items():
+    _counting(Reached, _name, 1, _kind, "reached")
+
+
+def reaching(device: Device) -> Callable[[], Counters] | None:
+    """Return what counts the calls that reach the driver from now on: the device's own ``probe_counts``, or a proxy
+    around its primitives; None where there is neither, or a compound primitive is the vendor's own."""
+    own: Any = device
+    if hasattr(own, "probe_counts"):
+        return own.probe_counts  # type: ignore[no-any-return]
+    below = getattr(own, "primitives", None)
+    names = ("submit", "submit_copy_out")
+    if below is None or any(getattr(type(below), name, None) is not getattr(Primitives, name) for name in names):
+        return None
+    lay_below(own, Reached)
+
+    def counts() -> Counters:
+        found = own.primitives.reached
+        return Counters(found["uploads"] + found["launches"], *(found[kind] for kind in WORK.values()))
+
+    return counts
 
 
 def counted(device: Device) -> Counter[str]:

@@ -19,7 +19,9 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
@@ -77,7 +79,9 @@ def apart(
     sys.stderr.flush()
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as stacks:
-        child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: other threads of this process wait
+            child = os.fork()
         if child == 0:
             os.close(reading)
             _work(work, writing, stacks)
@@ -120,11 +124,13 @@ def _follow(
     """Hear the process until it ends, which a process that it has forked, and that holds the pipe, may outlive. Return
     the limit if it was ended for its silence, else 0."""
     os.set_blocking(pipe.fileno(), False)
-    rest, ended, silent, signalled = b"", False, 0.0, 0.0
+    rest, ended, is_open, silent, signalled = b"", False, True, 0.0, 0.0
     before, kept = monotonic(), kept_waiting(child)
     while True:
-        select.select([pipe], [], [], 0.0 if ended else LOOK)
-        if data := pipe.read(1 << 16):
+        select.select([pipe] if is_open else [], [], [], 0.0 if ended else LOOK)
+        data = pipe.read(1 << 16)
+        is_open = data != b""  # a library may close every file of its process
+        if data:
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 hear(json.loads(line))
@@ -157,7 +163,7 @@ def _shown(text: str) -> str:
     innermost frame at the end, and of each only the part that pytest and the kit have called."""
     stacks = []
     for block in re.split(r"\n(?=(?:Current thread|Thread) )", f"\n{text}"):
-        frames = [line for line in block.splitlines() if line.startswith("  File")]
+        frames = [line for line in block.splitlines() if line.startswith("  File") and '"<frozen ' not in line]
         own = [*itertools.takewhile(lambda line: not _CALLERS.search(line), frames)] or frames[:1]
         stacks.append(("Current thread" in block, own[FRAMES - 1 :: -1]))
     return "\n".join([line for _, stack in sorted(stacks, key=lambda one: one[0]) for line in stack][-FRAMES:])
@@ -224,7 +230,8 @@ def noted() -> Iterator[Callable[[], int | None]]:
     the first that came."""
     numbers: list[int] = []
     former = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    comes = threading.current_thread() is threading.main_thread()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if comes else ():
         if signal.getsignal(number) is not signal.SIG_IGN:
             former[number] = signal.signal(number, lambda number, frame: numbers.append(number))
     try:

@@ -8,6 +8,8 @@ from typing import Any
 PASSED, FAILED, SKIPPED, EXPECTED, UNEXPECTED = "passed", "failed", "skipped", "expected", "unexpected"
 NOT_RUN = "not run"
 """The outcome of a test that was chosen and not reached."""
+PRIMITIVES = "the primitives fail, by which every other test reads and writes: mend them first"
+"""Why a run ends at a failure of theirs."""
 LEFT_OUT = "left out (--skip)"
 """The reason of a test that the caller left out."""
 NOT_CHOSEN = "not chosen (--only)"

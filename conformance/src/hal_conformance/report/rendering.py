@@ -144,7 +144,8 @@ def _html(report: Report) -> str:
     rows = []
     for entry in report.guarantees:
         kind = entry["status"].split()[0]
-        cells = (entry["guarantee"], entry["hook"], entry["gist"], entry["status"], entry["note"])
+        note = "; ".join(filter(None, [entry["note"], *entry["claims"]]))
+        cells = (entry["guarantee"], entry["hook"], entry["gist"], entry["status"], note)
         rows.append(f'<tr class="{kind}">' + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
     sections = []
     for name, test, others in failures(report):

@@ -115,17 +115,14 @@ class Recorder:
         assert call.excinfo is not None
         error = call.excinfo.value
         cause = cause_of(error, entry.test.partition("[")[2].removesuffix("]"))
-        self.findings.failed(entry, _kind(error), message_of(error), cause, self.reproduction_of(entry))
+        reproduce = self.reproduction.line(self.kit, f"G{entry.guarantee}")
+        self.findings.failed(entry, _kind(error), message_of(error), cause, reproduce)
         if entry.outcome == EXPECTED:
             report.outcome, report.wasxfail = "skipped", entry.reason
         elif entry.same_as:
             report.longrepr, report.sections = f"of the same cause as {entry.same_as}: {entry.kind}", []
         else:
             report.sections.append(("reproduce with", entry.reproduce))
-
-    def reproduction_of(self, entry: Outcome) -> str:
-        """Return the command that repeats a test, with the others of its guarantee."""
-        return self.reproduction.line(self.kit, f"G{entry.guarantee}")
 
     def outcome_of(self, nodeid: str) -> str:
         """Return how a test has ended."""

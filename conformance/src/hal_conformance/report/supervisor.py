@@ -16,12 +16,11 @@ import pytest
 from ..harness import properties
 from ..harness.claims import Claim
 from ..kit import HANG
-from ..plugin import PRIMITIVES
 from . import apart as process
 from .findings import Findings
-from .key import FINDINGS, KEY
+from .key import FINDINGS
 from .options import Options, arguments
-from .outcomes import EXPECTED, FAILED, NOT_RUN, Outcome
+from .outcomes import EXPECTED, FAILED, NOT_RUN, PRIMITIVES, Outcome
 from .rendering import render
 from .report import first_lines
 
@@ -39,8 +38,6 @@ class Teller:
 
     def __init__(self, say: process.Say, findings: Findings) -> None:
         self._say, self._findings, self._spoke = say, findings, 0.0
-        self._reproduced: object = None
-        """The guarantee whose reproduction was said."""
         self.why = ""
         """Why the device was not opened."""
 
@@ -71,10 +68,6 @@ class Teller:
         if process.CAME:  # the test before took the interrupt for a failure of its subject
             raise KeyboardInterrupt
         self._config.option.tbstyle = "no"
-        entry, recorder = self._findings.outcomes.get(nodeid), self._config.stash[KEY]
-        if entry is not None and (key := (entry.guarantee, recorder.kit is None)) != self._reproduced:
-            self._reproduced = key
-            self._say(reproduce=recorder.reproduction_of(entry))
         self._say(doing=nodeid)
 
     def pytest_runtest_logreport(self) -> None:
@@ -111,7 +104,7 @@ class Supervisor:
         self._options, self._prepare, self._plugins, self._came = options, prepare, plugins, came
         self._limit = HANGS * (options.hang or HANG)
         self._findings = Findings()
-        self._case = self._reproduce = ""
+        self._case = ""
         self._opened = self._interrupted = False
         self._status, self._ends = 0, 0
 
@@ -169,7 +162,6 @@ class Supervisor:
         """Take what the cases' process says."""
         found = self._findings
         self._case = message.get("doing", self._case)
-        self._reproduce = message.get("reproduce", self._reproduce)
         for node, test, number in message.get("chosen", ()):
             found.outcomes.setdefault(node, Outcome(test, number))
         if "present" in message:
@@ -187,15 +179,18 @@ class Supervisor:
         found = self._findings
         entry = found.outcomes.get(self._case)
         if entry is None or not self._opened:
-            where = f"while {self._case.rpartition('::')[2]} opened the device" if self._case else "outside of a test"
+            begun = any(one.outcome != NOT_RUN for one in found.outcomes.values())
+            where = "outside of a test" if begun else "before the first test"
+            where = f"while {self._case.rpartition('::')[2]} opened the device" if self._case else where
             found.problems.append("\n".join(filter(None, [f"{ended.why}, {where}", ended.trace])))
             return False
         error = f"{ended.why}, in this test"
         if ended.trace:
             error += f"\nTraceback (most recent call last):\n{ended.trace}"
         first = not any(one.outcome == FAILED for one in found.outcomes.values())
+        reproduce = f"{found.reproduce} --only G{entry.guarantee}"
         place = ended.trace.rpartition("\n")[2].strip()
-        found.failed(entry, "hang" if ended.late else "crash", error, f"{ended.why} at {place}", self._reproduce)
+        found.failed(entry, "hang" if ended.late else "crash", error, f"{ended.why} at {place}", reproduce)
         shown = first_lines(entry) if first and entry.outcome == FAILED else [f"{entry.test}: {ended.why}"]
         if not self._options.json:
             print("", *shown, sep="\n", flush=True)

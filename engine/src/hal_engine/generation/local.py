@@ -78,8 +78,8 @@ def generate(
         here = _open(model, {**wanted, "device": device})
         prompts = here.encode(texts)
         if stream:
-            return here.parts(here.submit(prompts, stop, sampling)[0])
-        running = here.submit(prompts, stop, sampling)
+            return here.parts(here.submit(prompts, stop, sampling, at_end=False)[0])
+        running = here.submit(prompts, stop, sampling, at_end=True)
         answers = ["".join(here.parts(one)) for one in running]
     return answers[0] if isinstance(prompt, str) else answers
 
@@ -102,16 +102,17 @@ class _Local:
         return self.plan.tokenizer.encode_all(texts)
 
     def submit(
-        self, prompts: Sequence[Sequence[int]], stop: str | Sequence[str], sampling: dict[str, object]
+        self, prompts: Sequence[Sequence[int]], stop: str | Sequence[str], sampling: dict[str, object], *, at_end: bool
     ) -> list[tuple[str, deque[Part | HalError]]]:
-        """Begin requests; the name of each, and where its parts come."""
+        """Begin requests; the name of each, and where its parts come: ``at_end``, all in one."""
         params, begun, requests = self.plan.params(None, **sampling), [], []
         for ids in prompts:
             check_request(self._setup, ids, params.max_tokens)
         for number, ids in enumerate(prompts):
             self._count += 1
             request, parts = self.plan.request(f"g{self._count}", ids, params, number), deque[Part | HalError]()
-            self._streams.add(request.request_id, Stream(self.plan.answer(ids, stop, params), parts.append))
+            stream = Stream(self.plan.answer(ids, stop, params), parts.append, at_end=at_end)
+            self._streams.add(request.request_id, stream)
             requests.append(request)
             begun.append((request.request_id, parts))
         self.engine.submit_all(requests)

@@ -19,13 +19,16 @@ def needs_history(repetition: Float32s, frequency: Float32s, presence: Float32s)
 
 
 def adjust(logits: Float32s, rows: SamplingRows) -> Float32s:
-    """Return a copy of ``logits`` with penalties and masks applied; masked tokens are -inf."""
-    adjusted = logits.copy()
+    """Return a copy of ``logits`` with penalties and masks applied; masked tokens are -inf. Without any for these rows,
+    return ``logits`` itself."""
     penalized = np.flatnonzero(needs_history(rows.repetition_penalty, rows.frequency_penalty, rows.presence_penalty))
+    early = rows.position < rows.min_tokens
+    if not len(penalized) and not rows.bad_words_num.any() and not early.any():
+        return logits
+    adjusted = logits.copy()
     for row in penalized.tolist():
         _penalize(adjusted, rows, row)
     _mask(adjusted, rows.bad_words, _counted(rows.bad_words_num, rows.bad_words.shape[1]))
-    early = rows.position < rows.min_tokens
     if early.any():
         _mask(adjusted, rows.eos_token_ids, _counted(rows.eos_num, rows.eos_token_ids.shape[1]) & early[:, None])
         sequences = rows.stop_seqs_len.shape[1]

@@ -25,7 +25,7 @@ from .rows import Bools, Float32s, Float64s, Int32s, Int64s, Sampled, SamplingRo
 
 
 def sample(logits: Float32s, rows: SamplingRows, *, logprobs: int | None) -> Sampled:
-    """Sample one token for each row of ``logits``, float32 ``[n, V]``, which are not changed.
+    """Sample one token for each row of ``logits``, float32 ``[n, V]``, which are as before at the end.
 
     ``logprobs`` is the largest number of alternatives requested by any row, None for no log-probabilities. A row that
     cannot be sampled is reported in ``Sampled.errors``. Raises :class:`InvalidValue` only for the caller's errors:
@@ -34,10 +34,11 @@ def sample(logits: Float32s, rows: SamplingRows, *, logprobs: int | None) -> Sam
     _check(logits, rows, logprobs)
     every = np.arange(len(logits))
     with np.errstate(invalid="ignore"):  # rows with NaN are detected here, and reported
-        top = logits.max(axis=1)
         final = adjust(logits, rows)
-        tokens = final.argmax(axis=1).astype(np.int64, copy=False)
+        final = final if final.flags.writeable else final.copy()
+        tokens = final.argmax(axis=1).astype(np.int64, copy=False)  # of a row with NaN, its first one
         best = final[every, tokens]
+        top = best if final is logits else logits.max(axis=1)
         usable = np.isfinite(top) & (best > -np.inf)
     errors = {} if usable.all() else {row: _trouble(logits[row]) for row in np.flatnonzero(~usable).tolist()}
     drawn = usable & (rows.temperature > 0.0) & (rows.top_k != 1)
@@ -98,10 +99,11 @@ def _draw(final: Float32s, best: Float32s, rows: SamplingRows, drawn: Bools, tok
 
 
 def _gaps(final: Float32s, best: Float32s, tokens: Int64s, greedy: Bools, margins: Float64s) -> None:
-    """Set the margins of greedy rows; ``final`` loses its best logits."""
+    """Set the margins of greedy rows."""
     at = np.flatnonzero(greedy)
     final[at, tokens[at]] = -np.inf
     second = (final if len(at) == len(final) else final[at]).max(axis=1)
+    final[at, tokens[at]] = best[at]
     margins[at] = best[at].astype(np.float64) - second
 
 

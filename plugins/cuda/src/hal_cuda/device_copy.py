@@ -20,17 +20,19 @@ def load_copy(device: OnGpu, target: View, source: View) -> Iterator[int]:
     """Set the parameters of ``hal_copy_strided`` and yield its blocks of threads, for each launch of a copy.
 
     The caller launches the kernel, and records an event, before it takes the next launch. Overlapping views take two
-    launches, through separate memory: otherwise threads would write bytes that other threads have yet to read.
+    launches, through separate memory: otherwise threads would write bytes that other threads have yet to read. So does
+    a source with gaps or permuted axes for a target of another shape, which takes its elements in row-major order.
     """
     if len(target.shape) > AXES or len(source.shape) > AXES:
         raise InvalidValue(f"a device value of more than {AXES} axes", cure="reshape it", argument="value")
-    if source.shape != target.shape:
-        source = _reshaped(source, target)
-    if _overlap(source, target):
+    reshapes = source.shape != target.shape
+    if _overlap(source, target) or (reshapes and source.collapsed()[0]):
         memory = device.allocate(target.size * target.dtype.itemsize)
-        separate = View.contiguous(memory, 0, target.shape, target.dtype)
+        separate = View.contiguous(memory, 0, source.shape, target.dtype)
         yield _load(device, separate, source)
         source = separate
+    if reshapes:
+        source = View.contiguous(source.memory, source.offset, target.shape, source.dtype, source.owner)
     yield _load(device, target, source)
 
 
@@ -51,15 +53,3 @@ def _overlap(one: View, other: View) -> bool:
     (begin, end), (first, last) = one.bounds(), other.bounds()
     apart = one.memory.address - other.memory.address
     return begin + apart < last and first < end + apart
-
-
-def _reshaped(source: View, target: View) -> View:
-    """Return a contiguous source in the target's shape. Raises if the source would have to be copied first."""
-    shape, _, _ = source.collapsed()
-    if shape:
-        raise InvalidValue(
-            f"a strided device value of shape {source.shape} for a target of shape {target.shape}",
-            cure="give a contiguous value, or one of the target's shape",
-            argument="value",
-        )
-    return View.contiguous(source.memory, source.offset, target.shape, source.dtype, source.owner)

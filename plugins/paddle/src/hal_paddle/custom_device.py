@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from hal_core import Capabilities, InvalidValue, Ticket
@@ -25,6 +26,9 @@ from .stream_primitives import PaddlePrimitives
 if TYPE_CHECKING:
     from hal_core import ByteRange, Stream, View
     from hal_core.devices import HostBlock, Memory
+
+_CURRENT = RLock()
+"""Held while a stream is Paddle's current one, which is the process's, not a thread's."""
 
 
 class CustomDevice(PaddlePlace, StreamDevice):
@@ -75,17 +79,18 @@ class CustomDevice(PaddlePlace, StreamDevice):
 
     @contextmanager
     def current(self, stream: Stream) -> Iterator[None]:
-        """Make Paddle queue its work for this device on ``stream``."""
+        """Make Paddle queue its work for this device on ``stream``; one thread of the process at a time."""
         core, own = self._core, self.own_stream(stream)
-        before = core._get_current_custom_device_stream(self.kind, self.index)
-        if int(before.raw_stream) == own.handle:
-            yield
-            return
-        core._set_current_custom_device_stream(self.kind, self.index, own.raw)
-        try:
-            yield
-        finally:
-            core._set_current_custom_device_stream(self.kind, self.index, before)
+        with _CURRENT:
+            before = core._get_current_custom_device_stream(self.kind, self.index)
+            if int(before.raw_stream) == own.handle:
+                yield
+                return
+            core._set_current_custom_device_stream(self.kind, self.index, own.raw)
+            try:
+                yield
+            finally:
+                core._set_current_custom_device_stream(self.kind, self.index, before)
 
     @contextmanager
     def hold_stream(self, stream: Stream) -> Iterator[None]:

@@ -6,6 +6,7 @@ Plain NumPy without a framework, so the plan is tested without one.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -153,28 +154,37 @@ def plan_step(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> Step
         groups = [_plan_group(batch, config, cache, write_rows)]
     else:
         write_rows, last = np.repeat(np.arange(lengths.size), lengths), np.cumsum(lengths, dtype=np.int64) - 1
-        groups = [_plan_group(batch, config, cache, rows) for rows in _by_length(lengths)]
+        groups = [_plan_group(batch, config, cache, rows) for rows in by_length(lengths)]
     return StepPlan(
-        write_index=_slots(batch, config, cache, write_rows, batch.positions),
-        clear_index=_clear_index(batch, config, cache),
+        write_index=slots_of(batch, config, cache, write_rows, batch.positions),
+        clear_index=slots_after(batch, config, cache),
         groups=tuple(groups),
         outputs=last if batch.outputs is None else batch.outputs,
     )
 
 
-def order_rows(lengths: np.ndarray, config: LlamaConfig) -> RowOrder | None:
+def padded(count: int) -> int:
+    """Return the class of a size: the next number of two significant bits, at most a half larger, above 64 of three, at
+    most a quarter larger."""
+    step = 1 << max(0, (int(count) - 1).bit_length() - (2 if count <= 64 else 3))
+    return -(-int(count) // step) * step
+
+
+def order_rows(lengths: np.ndarray, config: LlamaConfig, size: Callable[[int], int] = int) -> RowOrder | None:
     """Return the order of rows of these lengths; None if every row is one token, whose queries and heads are in
-    order."""
+    order. ``size``: how many rows, and queries of each, a group has instead of these many."""
     if (lengths == 1).all():
         return None
     heads, firsts = np.arange(config.num_attention_heads), np.cumsum(lengths, dtype=np.int64) - lengths
     merge_index = np.empty((int(lengths.sum()), heads.size), np.int64)
     queries: list[np.ndarray] = []
     start = 0
-    for rows in _by_length(lengths):
-        offsets = np.arange(lengths[rows].max())
-        inside = offsets < lengths[rows][:, None]
-        tokens = firsts[rows][:, None] + np.where(inside, offsets, 0)
+    for rows in by_length(lengths):
+        offsets = np.arange(size(lengths[rows].max()))
+        inside = np.zeros((size(rows.size), offsets.size), bool)
+        inside[: rows.size] = offsets < lengths[rows][:, None]
+        tokens = np.where(inside, offsets, 0)
+        tokens[: rows.size] += firsts[rows][:, None]
         queries.append((tokens[:, None, :] * heads.size + heads[:, None]).reshape(-1))
         row, query = np.nonzero(inside)
         merge_index[tokens[row, query]] = start + (row[:, None] * heads.size + heads) * offsets.size + query[:, None]
@@ -203,7 +213,7 @@ def plan_run(
     other; those after the first ``reach`` int64 ``[rows]`` overwrite the last of these."""
     size, kv_heads, rows = cache.block_size, config.num_key_value_heads, len(first)
     positions = first + np.minimum(np.arange(count)[:, None], reach - 1)
-    read_index, keys = _read_index(tables, positions[-1] + 1, config, cache)
+    read_index, keys = pieces_of(tables, positions[-1] + 1, config, cache)
     slots = np.take_along_axis(tables, positions.T // size, axis=1).T.astype(np.int64)
     index = (slots[..., None] * kv_heads + np.arange(kv_heads)) * size + (positions % size)[..., None]
     mask = np.where(np.arange(keys) <= positions[..., None], np.float32(0), np.float32(-np.inf))
@@ -212,14 +222,20 @@ def plan_run(
     return RunPlan(positions, _with_values(index.reshape(count, -1), config, cache), group, masks)
 
 
-def _read_index(
-    tables: np.ndarray, totals: np.ndarray, config: LlamaConfig, cache: CacheShape
+def pieces_of(
+    tables: np.ndarray,
+    totals: np.ndarray,
+    config: LlamaConfig,
+    cache: CacheShape,
+    size: Callable[[int], int] = int,
 ) -> tuple[np.ndarray, int]:
-    """Return ``GroupPlan.read_index`` of rows with so many tokens, int64 ``[rows]``, and ``GroupPlan.keys``."""
+    """Return ``GroupPlan.read_index`` of rows with so many tokens, int64 ``[rows]``, and ``GroupPlan.keys``; ``size``:
+    how many pieces are read instead of these many."""
     piece = cache.piece
     parts, needed = cache.block_size // piece, -(-totals // piece)
-    pieces = np.arange(needed.max())
-    table = np.where(pieces < needed[:, None], tables[:, pieces // parts], cache.blocks).astype(np.int64)
+    pieces = np.arange(size(needed.max()))
+    blocks = np.minimum(pieces // parts, tables.shape[1] - 1)
+    table = np.where(pieces < needed[:, None], tables[:, blocks], cache.blocks).astype(np.int64)
     heads = np.arange(config.num_key_value_heads)
     index = ((table[:, None, :] * heads.size + heads[:, None]) * parts + pieces % parts).reshape(-1)
     behind = (cache.blocks + 1) * heads.size * parts
@@ -232,13 +248,13 @@ def _with_values(index: np.ndarray, config: LlamaConfig, cache: CacheShape) -> n
     return np.concatenate([index, index + behind], axis=-1)
 
 
-def _by_length(lengths: np.ndarray) -> list[np.ndarray]:
+def by_length(lengths: np.ndarray) -> list[np.ndarray]:
     """Return the rows of each group, which are padded to one another."""
     kinds = (lengths == 1, (lengths > 1) & (lengths <= SHORT), lengths > SHORT)
     return [rows for kind in kinds if (rows := np.flatnonzero(kind)).size]
 
 
-def _clear_index(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> np.ndarray | None:
+def slots_after(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> np.ndarray | None:
     """Return int64: the slots after each row's last token in a block that is new to the row."""
     size = cache.block_size
     totals = batch.context_lengths.astype(np.int64) + batch.row_lengths
@@ -247,10 +263,10 @@ def _clear_index(batch: ModelBatch, config: LlamaConfig, cache: CacheShape) -> n
     if not count:
         return None
     positions = np.repeat(totals - (np.cumsum(left) - left), left) + np.arange(count)
-    return _slots(batch, config, cache, np.repeat(np.arange(left.size), left), positions)
+    return slots_of(batch, config, cache, np.repeat(np.arange(left.size), left), positions)
 
 
-def _slots(
+def slots_of(
     batch: ModelBatch, config: LlamaConfig, cache: CacheShape, rows: np.ndarray, positions: np.ndarray
 ) -> np.ndarray:
     """Return int64 ``[2 * n * kv_heads]``: the slots of these positions of these rows, the heads of a token adjacent,
@@ -264,7 +280,7 @@ def _slots(
 def _plan_group(batch: ModelBatch, config: LlamaConfig, cache: CacheShape, rows: np.ndarray) -> GroupPlan:
     """Return the plan of the rows with these numbers."""
     lengths, contexts = batch.row_lengths[rows], batch.context_lengths[rows].astype(np.int64)
-    read_index, keys = _read_index(batch.block_tables[rows], contexts + lengths, config, cache)
+    read_index, keys = pieces_of(batch.block_tables[rows], contexts + lengths, config, cache)
     queries = int(lengths.max())
     offsets, position = np.arange(queries), np.arange(keys)
     visible = position <= (contexts[:, None] + np.minimum(offsets, lengths[:, None] - 1))[:, :, None]

@@ -8,7 +8,9 @@ tokens. The last block is never written and stays zero: padding reads it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import paddle
@@ -20,6 +22,12 @@ from .operators import gather, scatter_
 
 if TYPE_CHECKING:
     from paddle import Tensor
+
+
+def shared_array(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the memory of a float32 tensor on the host as an array, to be written too. The caller keeps the tensor."""
+    memory = (ctypes.c_float * math.prod(tensor.shape)).from_address(tensor.data_ptr())
+    return np.ctypeslib.as_array(memory).reshape(tensor.shape)
 
 
 class PagedCache:

@@ -25,6 +25,8 @@ def make(setup: RunnerSetup) -> ModelRunner:
     group = setup.group
     ranks = _ranks(setup) if group.size > 1 else None
     model = LlamaModel.load(setup.model, place=setup.place, ranks=ranks, everywhere=setup.everywhere)
+    setup.status("preparing the model's calls")
+    model.prepare(setup.sizes.num_slots)
     proposer = _proposer(setup, model)
     try:
         return ModelRunner(

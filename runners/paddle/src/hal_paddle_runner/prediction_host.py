@@ -65,7 +65,9 @@ class HostPrediction:
         self._layer = self._arranged(weights.layer)
         join = as_array(weights.join)
         self._join_embedded, self._join_hidden = np.split(join, 2)
-        self._norm, self._head = as_array(weights.norm), as_array(model.weights.head)
+        self._norm = as_array(weights.norm)
+        is_plain = model.prepared is None and model.ranks is None
+        self._head = as_array(model.weights.head) if is_plain else None
         embedding = as_array(model.weights.embedding)
         self._embedding: Floats | None = embedding if model.ranks is None else None
         self._joined: Floats | None = None
@@ -73,7 +75,6 @@ class HostPrediction:
             self._joined = (embedding @ self._join_embedded) * self._scale(embedding)
         self._cache = np.zeros((2, shape.blocks, shape.block_size, self._kv_heads, self._width), np.float32)
         self.keys, self.values = self._cache
-        self._turns = self._turn_table(1)
 
     def kept(self, hidden: Tensor) -> Floats:
         """Return the target's output of a step, in the form that :meth:`feed` takes."""
@@ -105,11 +106,12 @@ class HostPrediction:
 
     def logits(self, given: Floats) -> Floats:
         """Return float32 ``[n, vocab]``, on every rank."""
-        if self.model.ranks is None:
+        if self._head is not None:
             rows: Floats = (self._head @ given[0])[None] if len(given) == 1 else given @ self._head.T
             return rows
         with paddle.no_grad():
-            found = self.model.logits(paddle.to_tensor(given, place=self.model.place), everywhere=True)
+            placed = given if self.model.prepared is not None else paddle.to_tensor(given, place=self.model.place)
+            found = self.model.logits(placed, everywhere=True)
         assert found is not None
         return found
 
@@ -148,7 +150,7 @@ class HostPrediction:
         qk = qkv[:, :turned].reshape(len(x), -1, width)
         if weights["qk_norm"] is not None:
             qk = qk * self._scale(qk.reshape(-1, width)).reshape(len(x), -1, 1) * weights["qk_norm"]
-        qk = (qk.view(np.complex64) * self._turned(positions)).view(np.float32)
+        qk = (qk.view(np.complex64) * self.model.turned(positions)).view(np.float32)
         places = positions % self._shape.block_size
         self.keys[blocks, places] = qk[:, self._heads :]
         self.values[blocks, places] = qkv[:, turned:].reshape(len(x), kv_heads, width)
@@ -207,22 +209,9 @@ class HostPrediction:
             return 1 / math.sqrt(float(row @ row) / x.shape[1] + self._eps)
         return 1 / np.sqrt(np.einsum("ij,ij->i", x, x)[:, None] / x.shape[1] + np.float32(self._eps))
 
-    def _turned(self, positions: Array) -> Array:
-        """Return the factors of a token's queries and keys, complex64 ``[tokens, 1, width / 2]``."""
-        most = int(positions.max()) + 1
-        if most > len(self._turns):
-            self._turns = self._turn_table(min(2 * most, self.model.config.max_position_embeddings))
-        found: Array = self._turns[positions][:, None]
-        return found
-
-    def _turn_table(self, positions: int) -> Array:
-        half = self._width // 2
-        cos, sin = self.model.rotations(np.arange(positions))
-        table: Array = (cos[:, :half] + 1j * sin[:, half:]).astype(np.complex64)
-        return table
-
     def _summed(self, partial: Floats) -> Floats:
         """Return the sum of the ranks' partial results."""
         if self.model.ranks is None:
             return partial
-        return as_array(self.model.ranks.all_reduce(paddle.to_tensor(partial, place=self.model.place)))
+        summed: Floats = self.model.ranks.all_reduce(partial)
+        return summed

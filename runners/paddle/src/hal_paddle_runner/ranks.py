@@ -11,6 +11,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import paddle
 from hal_core import InvalidValue
 from hal_core.devices import HOST, HostGroup, OpenGroup, dtype_of, open_groups, opened
@@ -50,7 +51,7 @@ def open_on_place(
 
 class TensorRanks:
     """One rank's view of its group. Every rank makes the same calls in the same order, with tensors of one shape and
-    dtype.
+    dtype; on the host they may be contiguous arrays too.
 
     The group must be open (:func:`hal_core.devices.open_groups`, with the same library). On the host, a lost or hung
     rank makes the call raise :class:`hal_core.GroupLost` within the group's timeout. Other libraries cannot be
@@ -83,6 +84,8 @@ class TensorRanks:
 
     def _empty(self, tensor: Any) -> Any:  # noqa: ANN401
         """Return a tensor for the results of all ranks; the ranks of a group are in rising order, as a group's are."""
+        if isinstance(tensor, np.ndarray):
+            return np.empty((self.size * len(tensor), *tensor.shape[1:]), tensor.dtype)
         with paddle.no_grad():
             return paddle.concat([tensor] * self.size)
 
@@ -121,6 +124,8 @@ class _OnDevice:
 
 def _bytes(tensor: Any) -> memoryview:  # noqa: ANN401 (a Paddle tensor)
     """Return the bytes of a contiguous tensor in host memory."""
+    if isinstance(tensor, np.ndarray):
+        return memoryview(tensor.data).cast("B")
     count = tensor.element_size()
     for length in tensor.shape:
         count *= length

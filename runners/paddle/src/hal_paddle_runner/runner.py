@@ -95,6 +95,11 @@ class ModelRunner(HostRunner):
             self._drafting.proposer.close()
 
     @property
+    def note(self) -> str:
+        """Return how the model computes, for ``-v``."""
+        return str(getattr(self.model, "note", ""))
+
+    @property
     def vocab_size(self) -> int:
         """Return the size of the vocabulary: token ids go from 0 to this number less one."""
         return int(self.model.config.vocab_size)

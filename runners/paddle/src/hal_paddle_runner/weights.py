@@ -59,7 +59,8 @@ class PredictionWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All weights; ``head`` is ``embedding`` itself where the two are tied."""
+    """All weights; ``head`` is ``embedding`` itself where the two are tied. Where layers and head are packed
+    (:mod:`hal_paddle_runner.packed`), ``layers`` is empty and ``head`` not used."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -70,14 +71,16 @@ class DecoderWeights:
     """None where the checkpoint has none."""
 
 
-def prepare_weights(config: LlamaConfig, tensors: Mapping[str, np.ndarray], place: str) -> DecoderWeights:
-    """Join, fold and place the tensors of a validated checkpoint."""
+def prepare_weights(
+    config: LlamaConfig, tensors: Mapping[str, np.ndarray], place: str, *, packed: bool = False
+) -> DecoderWeights:
+    """Join, fold and place the tensors of a validated checkpoint; ``packed``: but layers and head."""
 
     def put(array: np.ndarray) -> Tensor:
         return paddle.to_tensor(np.ascontiguousarray(array), place=place)
 
     def layer(number: int) -> LayerWeights:
-        arrays = _join_layer(config, tensors, f"model.layers.{number}")
+        arrays = join_layer(config, tensors, f"model.layers.{number}")
         return LayerWeights(**{name: None if array is None else put(array) for name, array in arrays.items()})
 
     def prediction(number: int) -> PredictionWeights:
@@ -89,14 +92,16 @@ def prepare_weights(config: LlamaConfig, tensors: Mapping[str, np.ndarray], plac
     embedding = put(tensors["model.embed_tokens.weight"])
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(layer(number) for number in range(config.num_hidden_layers)),
+        layers=() if packed else tuple(layer(number) for number in range(config.num_hidden_layers)),
         norm=put(tensors["model.norm.weight"]),
-        head=embedding if config.tie_word_embeddings else put(tensors["lm_head.weight"]),
+        head=embedding if packed or config.tie_word_embeddings else put(tensors["lm_head.weight"]),
         prediction=prediction(config.num_hidden_layers) if config.num_nextn_predict_layers else None,
     )
 
 
-def _join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray | None]:
+def join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray | None]:
+    """Return the arrays of :class:`LayerWeights`, by name."""
+
     def weight(name: str, kind: str = "weight") -> np.ndarray:
         return tensors[f"{prefix}.{name}.{kind}"]
 

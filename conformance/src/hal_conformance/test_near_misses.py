@@ -1,0 +1,170 @@
+"""What nearly equals something else: rows that share a long head or tail with others, requests of one name, blocks of
+one prefix (G9, G11), and device values of permuted strides (G6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.slots.fields import FinishReason, StateConfig
+from hal_core.slots.tasks import Task, TaskKind
+
+from .fixtures.large_blocks import LargeBlock
+from .fixtures.sizes import sizes
+from .fixtures.world import World
+from .harness.bits import noise
+from .harness.guarantees import guarantee
+from .kit import Kit
+
+Row = tuple[int, ...]
+
+
+def replaced(row: Row, at: int) -> Row:
+    return (*row[:at], row[at] + 1, *row[at + 1 :])
+
+
+NEAR: dict[str, Callable[[Row], Row]] = {
+    "its first": lambda row: replaced(row, 0),
+    "its second": lambda row: replaced(row, 1),
+    "one in its middle": lambda row: replaced(row, len(row) // 2),
+    "its last but one": lambda row: replaced(row, len(row) - 2),
+    "its last": lambda row: replaced(row, len(row) - 1),
+    "two that have changed places": lambda row: (*row[:-2], row[-1], row[-2]),
+    "the first and the last": lambda row: (row[0] + 1, *row[1:-1], row[-1] - 1),  # the same sum
+    "the last, which it lacks": lambda row: row[:-1],
+    "the first, which it lacks": lambda row: row[1:],
+}
+"""By what a row differs from another one."""
+
+
+def entering(fixture: World, slot: int, row: Row, name: str = "") -> Task:
+    """Return the task of a request whose tokens, blocks, stop sequence, bad words and end tokens are one row."""
+    two = (row, row[-2:])
+    return fixture.entering(
+        slot, row, name=name, blocks=row, stop_sequences=two, bad_words=row, eos_token_ids=row, max_tokens=9 + len(row)
+    )
+
+
+def wide(length: int, slots: int) -> StateConfig:
+    return StateConfig(
+        slots, 2 * length, 1, max_draft_tokens=0, max_logprobs=0, max_eos=length, max_stop_sequences=2,
+        max_stop_length=length, max_bad_words=length,
+    )  # fmt: skip
+
+
+@guarantee(9, also=(11, 19))
+@pytest.mark.parametrize("names", ["each its own", "used again"])
+@pytest.mark.parametrize("where", ["the same slot at once", "the same slot", "another slot"])
+def test_g09_requests_that_nearly_equal_others_are_each_their_own(kit: Kit, where: str, names: str) -> None:
+    """In one batch, and one after the other in a slot: nothing is known by a row's head or tail, or by a name."""
+    for length in sizes(kit, "tokens or blocks that a row shares with another"):
+        fixture, row = World(kit, wide(length, 2 * len(NEAR))), tuple(range(100, 100 + length))
+        for turn in range(3):  # each with its neighbours', and then its own again
+            gone = fixture.leaving(fixture.model.residents, TaskKind.ABORTED)
+            if where != "the same slot at once":
+                fixture.enter(gone)
+                gone = []
+            for at, near in enumerate(NEAR.values()):
+                slot, name = 2 * at + turn % 2 * (where == "another slot"), f"again-{at}" if "again" in names else ""
+                gone.append(entering(fixture, slot, row if (at + turn) % 2 else near(row), name))
+            fixture.enter(gone)
+            fixture.check(f"requests that differ by one of {length} tokens followed others in {where}, names {names}")
+            fixture.output(fixture.step(range(2 * len(NEAR))))
+
+
+@guarantee(9, also=(12, 25))
+@pytest.mark.parametrize("several", [False, True], ids=["one a step", "several a step"])
+def test_g09_a_sequence_but_for_one_token_ends_nothing(kit: Kit, several: bool) -> None:
+    """Output that is a long stop sequence but for one token goes on; the last slot's is the sequence, and ends."""
+    length, most = 40, 8
+    row = tuple(range(100, 100 + length))
+    given = [near(row) for near in NEAR.values() if len(near(row)) == length] + [row]
+    n = len(given)
+    size = StateConfig(
+        n, 3 * length, 8, max_draft_tokens=most - 1, max_logprobs=0, max_stop_sequences=2, max_stop_length=length
+    )
+    fixture = World(kit, size)
+    fixture.enter(
+        fixture.entering(slot, (1, 2), blocks=range(9), stop_sequences=((5, 6), row), max_tokens=length + 2)
+        for slot in range(n)
+    )
+    at = 0
+    while at < length:
+        count = min(most if several and at else 1, length - at)
+        tokens = np.array([(*one[at : at + count], *[7] * (most - count)) for one in given])
+        fixture.put({"sampled_token_ids": tokens[:, 0], "accept_tokens": tokens, "accept_num": np.full(n, count)})
+        at += count
+        rows = fixture.output(fixture.advance(range(n), speculative=several))
+        fixture.check(f"{at} tokens of output that is nearly a stop sequence")
+    ended = [slot for slot, one in enumerate(rows) if one.finish is FinishReason.STOP]
+    assert ended == [n - 1], f"the kit's own rows end in {ended}"
+
+
+@guarantee(9, also=(11, 19, 24))
+@pytest.mark.parametrize("kind", [TaskKind.PREEMPTED, TaskKind.ABORTED], ids=lambda kind: kind.name.lower())
+def test_g09_slots_that_share_a_prefix_keep_it_when_one_leaves(kit: Kit, kind: TaskKind) -> None:
+    """Cached blocks in several slots: one request leaves, one follows in its slot with the same prefix, others step."""
+    fixture = World(kit, StateConfig(4, 64, 4, max_draft_tokens=2, max_logprobs=0))
+    prefix, shared = tuple(range(30, 50)), (9, 4, 7, 2, 11)
+
+    def cached(slot: int, turn: int) -> Task:
+        tokens = (*prefix, slot + 10 * turn, 3)
+        request = fixture.entering(slot, tokens, max_tokens=20).request
+        return Task(TaskKind.PREFILL, slot, request, len(prefix), 2, [*shared, 20 + slot + 10 * turn])
+
+    fixture.enter(cached(slot, 0) for slot in range(3))
+    fixture.check("requests of one prefix")
+    for turn, slot in enumerate((0, 2, 1), 1):
+        fixture.put({"sampled_token_ids": np.arange(4) + 60 + turn})
+        step = fixture.advance([2, 0, 1])
+        fixture.enter(fixture.leaving([slot], kind))
+        fixture.check(f"the request of slot {slot} left its prefix to others")
+        fixture.output(step)
+        fixture.enter([cached(slot, turn)])
+        fixture.check(f"another request of the same prefix entered slot {slot}")
+        more = (
+            [
+                Task(
+                    TaskKind.MORE_BLOCKS,
+                    3 - slot,
+                    fixture.model.residents[3 - slot].admitted,
+                    blocks=[shared[turn]],
+                    first_block=6,
+                )
+            ]
+            if slot
+            else []
+        )
+        fixture.enter(more)
+        fixture.check("one of its blocks was given to another slot once more")
+
+
+TURNED = ((2, 3), (4, 3, 2), (2, 3, 2, 2))
+"""Shapes of device values, whose axes are permuted."""
+INTO: tuple[tuple[int, ...], ...] = ((-1,), (2, -1), (-1, 2))
+"""Shapes of their targets besides the value's own; -1 is the rest."""
+
+
+@guarantee(6, also=(5,))
+@pytest.mark.parametrize("into", ["int64", "int16", "uint8"])
+def test_g06_a_device_value_of_permuted_strides_is_reshaped_in_row_major_order(kit: Kit, into: str) -> None:
+    """Each order of its axes, forwards and backwards, for targets of the value's shape and of others."""
+    dtype, item = dtype_of(into), dtype_of(into).itemsize
+    block, source = LargeBlock(kit, 2048), LargeBlock(kit, 1024, noise(3, 1024))
+    for shape in TURNED:
+        full = source.at(32, shape, into)
+        for order in permutations(range(len(shape))):
+            for step in (1, -1):
+                turned = full[tuple(slice(None, None, step) for _ in shape)]
+                mine, strides = (tuple(of[axis] for axis in order) for of in (turned.shape, turned.strides))
+                value = View(source.memory, turned.offset, mine, strides, dtype)
+                should = np.ascontiguousarray(source.over(value)).reshape(-1)
+                for there in (mine, *(should.reshape(other).shape for other in INTO)):
+                    steps = tuple(3 * item * int(np.prod(there[axis + 1 :])) for axis in range(len(there)))
+                    for target in (block.at(64, there, into), View(block.memory, 512, there, steps, dtype)):
+                        block.write(target, value, should.reshape(there))
+                block.check(f"device values of shape {mine} and strides {strides} for targets of other shapes")

@@ -1,0 +1,235 @@
+"""Two of each that work by turns or at once: states, streams and opened devices (G1, G4), threads that admit (G9)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import product, zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hal_core.slots.admission import AdmittedRequest, Request
+from hal_core.slots.tasks import TaskKind
+
+from .fixtures.hook_cases import SIZES, new_tasks
+from .fixtures.many import MANY, prefill, prompt, varied
+from .fixtures.prepared_calls import assert_copied
+from .fixtures.stream_cases import copied
+from .fixtures.world import Outputs, World
+from .harness import backdoor
+from .harness.backdoor import PATIENCE, arrive
+from .harness.guarantees import guarantee
+from .kit import Kit
+from .test_vendor_mistakes import another
+
+if TYPE_CHECKING:
+    from hal_core.memory.copies import CopyTicket
+    from hal_core.tickets import Ticket
+
+TURNS = 5
+SLOTS = SIZES.num_slots
+
+
+class Actor:
+    """A state of its own and what is done with it, call by call, on its stream; :meth:`check` compares all of it."""
+
+    def __init__(self, kit: Kit, number: int, name: str) -> None:
+        self.kit, self.number, self.world = kit, number, World(kit, SIZES, name=name)
+        self.world.enter(new_tasks(self.world, range(SLOTS)))
+        self.outputs, self.tickets = Outputs(), list["Ticket"]()
+        self.copies: list[tuple[CopyTicket, np.ndarray[Any, Any]]] = []
+
+    def values(self) -> Iterator[None]:
+        """Set fields, by every form of a value."""
+        world = self.world
+        for turn in range(TURNS):
+            for name, value in (
+                ("seed", 7 * turn + self.number),
+                ("next_tokens", np.arange(SLOTS).reshape(-1, 1) + 100 * turn + self.number),
+                ("temperature", [[float(turn + self.number)]] * SLOTS),
+            ):
+                target = world.state.view(name)
+                self.tickets.append(world.bound.async_set_value(target=target, value=value, stream=world.stream))
+                world.model.cells[name][...] = value
+                yield
+
+    def batches(self) -> Iterator[None]:
+        """Let requests leave and others enter."""
+        for turn in range(TURNS):
+            slots = [(turn + at) % SLOTS for at in range(1 + turn % 3)]
+            gone = self.world.leaving(slots, (TaskKind.PREEMPTED, TaskKind.ABORTED)[turn % 2])
+            self.tickets.append(self.world.insert([*gone, *new_tasks(self.world, slots)]))
+            yield
+            self.outputs.save(self.world, self.world.step(np.roll(range(SLOTS), turn + self.number).tolist()))
+            yield
+
+    def steps(self) -> Iterator[None]:
+        """Sample, advance and save."""
+        world = self.world
+        for turn in range(TURNS):
+            ids = np.arange(SLOTS * 3 * 2, dtype=np.int64).reshape(SLOTS, 3, 2) + 1000 * (turn + 1) + self.number
+            self.tickets.append(world.sample(ids, [1 + (slot + turn) % 3 for slot in range(SLOTS)], turn=turn))
+            yield
+            order = np.roll(range(SLOTS), turn - self.number).tolist()
+            step = world.step(order, speculative=turn % 2 == self.number % 2, logprobs=(None, 0, 1)[turn % 3])
+            self.tickets.append(world.update_inputs(step))
+            yield
+            self.outputs.save(world, step)
+            yield
+
+    def reads(self) -> Iterator[None]:
+        """Copy everything out, and write over it."""
+        world = self.world
+        for turn in range(TURNS):
+            self.copies.append((copied(self.kit, world.state.memory, world.stream), world.model.block.copy()))
+            yield
+            self.tickets.append(world.poke({"seed": np.arange(SLOTS) + turn + self.number}))
+            yield
+
+    def check(self, what: str) -> None:
+        """Wait for everything, and compare."""
+        __tracebackhide__ = True
+        for ticket in self.tickets:
+            arrive(ticket, what)
+        for at, (copy, should) in enumerate(self.copies):
+            assert_copied(copy, should, f"{what}: copy {at}")
+        self.outputs.deliver(what)
+        self.world.check(what)
+
+
+ACTS = {"values": Actor.values, "batches": Actor.batches, "steps": Actor.steps, "reads": Actor.reads}
+SECONDS = ("state", "stream", "device", "device in a thread")
+PAIRS = [(*acts, SECONDS[(at // 4 + at) % 4]) for at, acts in enumerate(product(ACTS, ACTS))]
+PAIRS += [each for act in ACTS for second in SECONDS if (each := (act, act, second)) not in PAIRS]
+"""Each two acts, each of them first and second with each kind of second, and with itself."""
+
+
+@contextmanager
+def switching() -> Iterator[None]:
+    """Let threads take turns as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def at_once(*acts: Callable[[], object]) -> None:
+    """Run acts in threads of their own that begin together; the first error is a failed assertion."""
+    __tracebackhide__ = True
+    gate, met = threading.Barrier(len(acts)), list[BaseException]()
+
+    def run(act: Callable[[], object]) -> None:
+        gate.wait(PATIENCE)
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 (judged below)
+            met.append(error)
+
+    threads = [threading.Thread(target=run, args=(act,), daemon=True) for act in acts]
+    with switching():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads), "one of two threads that work at once does not end"
+    if met:
+        raise AssertionError(f"of two threads that work at once, one raised {met[0]!r}") from met[0]
+
+
+@guarantee(4, also=(1, 3, 9, 18, 19, 22, 28))
+@pytest.mark.parametrize(("first", "other", "second"), PAIRS)
+def test_g04_two_of_each_do_not_meet(kit: Kit, first: str, other: str, second: str) -> None:
+    """Every two acts by turns of a call each, on a held stream where one can be, or in two threads."""
+    what = f"{first}, and {other} of a second {second}"
+    with another(kit) if "device" in second else nullcontext(kit) as their_kit:
+        mine, theirs = Actor(kit, 0, "target"), Actor(their_kit, 1, "target" if "device" in second else "other")
+        if second == "stream":
+            theirs.world.stream = kit.device.stream()
+        if second.endswith("thread"):
+            at_once(lambda: [*ACTS[first](mine)], lambda: [*ACTS[other](theirs)])
+        else:
+            apart = theirs.tickets if second == "stream" else []
+            by_turns(mine, zip_longest(ACTS[first](mine), ACTS[other](theirs)), apart, what)
+        for actor in (theirs, mine):
+            actor.check(what)
+
+
+def by_turns(mine: Actor, calls: Iterator[object], apart: list[Ticket], what: str) -> None:
+    """Make the calls of two in turn, the first one's on a held stream; those of another stream go on meanwhile."""
+    kit, world = mine.kit, mine.world
+    waits = bool(kit.missing(("async_h2d", "async_d2h", "can_hold_stream", "overlapped_update")))
+    with nullcontext() if waits else kit.held(world.stream, what):
+        for _ in calls:
+            pass
+        if waits:
+            return
+        early = sum(ticket.done() for ticket in (*mine.tickets, *(copy for copy, _ in mine.copies)))
+        assert not early, f"{what}: {early} calls of the first are done, but its stream is held"
+        for ticket in apart:
+            arrive(ticket, f"{what}: a call of the second, whose stream is not held")
+
+
+@guarantee(1, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(28,))
+@pytest.mark.parametrize("held", [0, 1], ids=["the first", "the second"])
+def test_g01_default_streams_of_two_opened_devices_have_events_of_their_own(kit: Kit, held: int) -> None:
+    """Whether one queue serves both or each has its own: work of one that is over is no answer for the other's."""
+    with another(kit) as other:
+        kits = (kit, other)
+        memories = [one.device.allocate(64) for one in kits]
+        for one, memory in zip(kits, memories, strict=True):
+            backdoor.write(one.device, memory, 0, np.zeros(64, np.uint8), one.device.default_stream)
+        mine, theirs = kits[held], kits[1 - held]
+        stream = mine.device.default_stream
+        passed = theirs.device.event(theirs.device.default_stream)
+        assert passed.wait(PATIENCE), "an event of an idle stream has not passed"
+        with mine.held(stream, "work on the default stream of one of two opened devices"):
+            write = backdoor.put(mine.device, memories[held], [(0, bytes([1]) * 64)], stream)
+            event, copy = mine.device.event(stream), copied(mine, memories[held], stream)
+            later = backdoor.put(
+                theirs.device, memories[1 - held], [(0, bytes([2]) * 64)], theirs.device.default_stream
+            )
+            for name, work in (("write", write), ("event", event), ("copy", copy)):
+                assert not work.done(), f"a {name} is done, but its default stream is held: another device's answer"
+            assert passed.done(), "an event of another device that had passed has not any more"
+        for ticket in (write, copy, later):
+            arrive(ticket)
+        assert event.wait(PATIENCE), "an event has not passed, though its stream continued"
+        assert_copied(copy, np.full(64, 1, np.uint8), "a copy on the default stream of one of two opened devices")
+        got = backdoor.read(theirs.device, memories[1 - held], theirs.device.default_stream)[:64]
+        assert (got == 2).all(), "the other device's memory has not what was written to it"
+
+
+ADMITTED = 48
+"""Requests that each of two threads admits."""
+
+
+@guarantee(9, also=(2, 11))
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "all at once"])
+def test_g09_requests_that_two_threads_admit_are_each_their_own(kit: Kit, together: bool) -> None:
+    """Admitted at once, while the worker's thread inserts others: a device may stage each as it is admitted."""
+    fixture = World(kit, MANY)
+    state, given = fixture.state, list[tuple[Request, Any]]()
+
+    def admit(half: int) -> None:
+        mine = [Request(f"{half}-{at}", prompt(at, 1 + at % 30), varied(at)) for at in range(half, 2 * ADMITTED, 2)]
+        given.extend(zip(mine, state.admit_all(mine) if together else [state.admit(one) for one in mine], strict=True))
+
+    def work() -> None:
+        for turn in range(6):
+            own = Request(f"own-{turn}", prompt(turn, 9))
+            fixture.enter([prefill(fixture, 500 - turn, fixture.admit(own))], "a batch while others are admitted")
+
+    at_once(lambda: admit(0), lambda: admit(1), work)
+    tasks = []
+    for slot, (request, admitted) in enumerate(given):
+        assert isinstance(admitted, AdmittedRequest), f"a valid request was refused: {admitted!r}"
+        fixture.model.requests[admitted.admission_id] = request
+        tasks.append(prefill(fixture, slot, admitted))
+    for begin in range(0, len(tasks), 32):
+        fixture.enter(tasks[begin : begin + 32], "requests that two threads had admitted")
+    fixture.check(f"{len(tasks)} requests that two threads had admitted at once")
