@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import BoundDevice, hookimpl
 
+from hal_engine.timeouts import TIMEOUTS
+
 if TYPE_CHECKING:
     from hal_engine.opening import Opened
 
 _Watching = Generator[None, Any, Any]
 _BAR = 20
-SECONDS = 2.0
-"""Rates are those of the last seconds."""
 
 
 class HookTimes:
@@ -67,7 +67,7 @@ class LivePanel:
         """Return the lines; ``progress``: the usual line; ``tokens``: that have come so far."""
         engine, now = self._opened.engine, time.perf_counter()
         self._past.append((now, tokens, engine.steps))
-        while len(self._past) > 2 and self._past[0][0] < now - SECONDS:
+        while len(self._past) > 2 and self._past[0][0] < now - TIMEOUTS.rates:
             self._past.popleft()
         began, before, steps = self._past[0]
         seconds, steps = max(now - began, 1e-9), engine.steps - steps
