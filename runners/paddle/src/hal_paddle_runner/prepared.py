@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from hal_core import InvalidValue
+from numpy.lib.stride_tricks import sliding_window_view
 
 from .batch import SHORT, RowOrder, by_length, check_batch, order_rows, padded, pieces_of, slots_after, slots_of
 from .kv_cache import shared_array
@@ -278,10 +279,11 @@ class PreparedDecoder:
         tables = tables[chosen] if count == rows else np.concatenate([tables[chosen], padding])
         index, keys = pieces_of(tables, contexts + lengths, self._local, self._shape, padded)
         attention = self._attention(rows, padded(int(lengths.max())), keys)
-        offsets, position = np.arange(attention.queries), np.arange(keys)
-        last = np.maximum(np.minimum(offsets, lengths[:, None] - 1), 0)
-        visible = position <= (contexts[:, None] + last)[:, :, None]
-        attention.mask[:] = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
+        # Query q sees the positions up to context + q: of all queries these are windows of one line, each a step back.
+        before = attention.queries - 1
+        sees = np.arange(before + keys) <= contexts[:, None] + before
+        line = np.where(sees, np.float32(0), np.float32(-np.inf))
+        attention.mask[:] = sliding_window_view(line, keys, axis=1)[:, None, ::-1]
         return attention, index, attention.cached.reshape(len(index), -1)
 
     def _classes(self, rows: int) -> Rows:
