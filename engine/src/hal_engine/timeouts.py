@@ -70,7 +70,6 @@ class Timeouts(timeouts.Timeouts):
                 logging.getLogger("hal").warning("%s %s (docs/timeouts.md)", variable, now)
 
     shown: Seconds = Seconds(2.0, "showing what is left after a signal, where standard output takes nothing")
-    rates: Seconds = Seconds(2.0, "what the rates of `hal run --live` are of: the last seconds")
     sink_close: Seconds = Seconds(10.0, "sending what is left to the reader of `--sink` at the end of a run")
     tokenizer: Seconds = Seconds(5.0, "processor time of a tokenizer for a prompt, in a process of its own")
     tokenizer_mib: Seconds = Seconds(3.0, "the same, beside it, for each MiB of the prompt")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import BoundDevice, hookimpl
 
-from hal_engine.timeouts import TIMEOUTS
-
 if TYPE_CHECKING:
     from hal_engine.opening import Opened
 
 _Watching = Generator[None, Any, Any]
 _BAR = 20
+_RECORDS = 200
+"""Rates are those of the last records."""
 
 
 class HookTimes:
@@ -58,7 +58,7 @@ class LivePanel:
 
     def __init__(self, opened: Opened, slots: int, fallbacks: Sequence[str]) -> None:
         self._opened, self._slots, self._fallbacks = opened, slots, fallbacks
-        self._past = deque[tuple[float, int, int]]()  # when, tokens and steps
+        self._past = deque[tuple[float, int, int]](maxlen=_RECORDS)  # when, tokens and steps
         self._times = HookTimes()
         if isinstance(opened.device, BoundDevice):  # of ranks the hooks are called elsewhere
             opened.device.observe(self._times, name="--live")
@@ -67,8 +67,6 @@ class LivePanel:
         """Return the lines; ``progress``: the usual line; ``tokens``: that have come so far."""
         engine, now = self._opened.engine, time.perf_counter()
         self._past.append((now, tokens, engine.steps))
-        while len(self._past) > 2 and self._past[0][0] < now - TIMEOUTS.rates:
-            self._past.popleft()
         began, before, steps = self._past[0]
         seconds, steps = max(now - began, 1e-9), engine.steps - steps
         running, waiting, cache = engine.load()
