@@ -8,6 +8,7 @@ On a Nehalem, which has no AVX, it must end with one line. An instruction that t
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 
 QEMU = "qemu-x86_64"
 PROPOSERS = ("none", "naive", "ngram", "suffix", "mtp", "hybrid")
+CHOSEN = ("OPENBLAS_CORETYPE", "MKL_DEBUG_CPU_TYPE")
+"""Variables with which a machine chooses kernels for its own CPU."""
 LIMIT = 1200.0
 """Seconds that one emulated process may take; it takes one to two minutes on a quiet machine."""
 RUN = ("run", "--prompt", "x = y + y = x + y = x + ", "--temperature=0", "--max-tokens", "6")
@@ -35,7 +38,8 @@ def on(cpu: str, code: str) -> subprocess.CompletedProcess[str]:
     """Run ``code`` on the emulated CPU, or on this one ("")."""
     emulated = [QEMU, "-cpu", cpu] if cpu else []
     command = [*emulated, sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    env = {name: value for name, value in os.environ.items() if name not in CHOSEN}
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False, env=env)
 
 
 def failures() -> Sequence[str]:

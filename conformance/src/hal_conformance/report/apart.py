@@ -9,6 +9,7 @@ import base64
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import itertools
 import json
 import math
@@ -137,8 +138,10 @@ def _follow(
             silent = 0.0
         elif ended:
             return 0.0
+        if (now := monotonic()) < before + LOOK and not ended:
+            continue
         # Where this process stood still too (Ctrl-Z, a busy machine), no time has passed for the other one.
-        now, waited = monotonic(), kept_waiting(child)
+        waited = kept_waiting(child)
         silent += max(0.0, min(now - before, 1.0) - max(0.0, waited - kept))
         signalled += now - before if signalled else 0.0
         before, kept = now, waited
@@ -171,6 +174,7 @@ def _shown(text: str) -> str:
 
 def _work(work: Callable[[Say], Any], writing: int, stacks: IO[bytes]) -> None:
     """Run the work in the child, then end it: the parent's code, such as its exit handlers, must not run there."""
+    gc.freeze()  # a collection would copy the pages of all that was imported
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: whatever ends the parent, nothing is left
     with open(writing, "w", encoding="utf-8", buffering=1) as pipe:
 

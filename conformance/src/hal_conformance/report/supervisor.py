@@ -38,7 +38,7 @@ class Teller:
 
     def __init__(self, say: process.Say, findings: Findings) -> None:
         self._say, self._findings, self._spoke = say, findings, 0.0
-        self.why = ""
+        self._claims, self.why = 0, ""
         """Why the device was not opened."""
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -77,8 +77,10 @@ class Teller:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """Say how it ended."""
         entry = self._findings.outcomes.get(nodeid)
-        claims = [asdict(claim) for claim in self._findings.claims]
-        self._say(doing="", ended=nodeid, outcome=entry and asdict(entry), claims=claims)
+        if len(self._findings.claims) > self._claims:
+            self._claims = len(self._findings.claims)
+            self._say(claims=[asdict(claim) for claim in self._findings.claims])
+        self._say(doing="", ended=nodeid, outcome=entry and asdict(entry))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remove pytest's own reporter, which would print a banner. It stays where pytest stops by itself: only it
@@ -172,7 +174,7 @@ class Supervisor:
             found.expected, found.reproduce = message["expected"], message["whole"]
         if message.get("outcome"):
             found.outcomes[message["ended"]] = Outcome(**message["outcome"])
-            found.claims.update(dict.fromkeys(Claim(**claim) for claim in message["claims"]))
+        found.claims.update(dict.fromkeys(Claim(**claim) for claim in message.get("claims", ())))
 
     def _goes_on(self, ended: process.Ending) -> bool:
         """Record the case that ended its process; return True if another one is to run the rest."""
