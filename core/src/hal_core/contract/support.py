@@ -50,7 +50,7 @@ class Support:
     """True if a process that lost a group must end, as its library cannot abort the waiting call. The kit then starts
     new ranks after each test of a loss. Otherwise :meth:`join` opens the group again."""
     keeps: ClassVar[int] = 0
-    """Small memory blocks that a library below the plugin leaks per call; the kit tolerates them."""
+    """Small memory blocks that a library below the plugin leaks per call; the kit forgives at most 8, with a line."""
     transfers: ClassVar[bool] = False
     """True if :meth:`transfer` is implemented: the kit then checks the vendor's own (G29 to G32), else hal's."""
     update_waits: ClassVar[bool] = False

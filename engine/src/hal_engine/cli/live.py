@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 _Watching = Generator[None, Any, Any]
 _BAR = 20
-SECONDS = 2.0
-"""Rates are those of the last seconds."""
+_RECORDS = 200
+"""Rates are those of the last records."""
 
 
 class HookTimes:
@@ -58,7 +58,7 @@ class LivePanel:
 
     def __init__(self, opened: Opened, slots: int, fallbacks: Sequence[str]) -> None:
         self._opened, self._slots, self._fallbacks = opened, slots, fallbacks
-        self._past = deque[tuple[float, int, int]]()  # when, tokens and steps
+        self._past = deque[tuple[float, int, int]](maxlen=_RECORDS)  # when, tokens and steps
         self._times = HookTimes()
         if isinstance(opened.device, BoundDevice):  # of ranks the hooks are called elsewhere
             opened.device.observe(self._times, name="--live")
@@ -67,8 +67,6 @@ class LivePanel:
         """Return the lines; ``progress``: the usual line; ``tokens``: that have come so far."""
         engine, now = self._opened.engine, time.perf_counter()
         self._past.append((now, tokens, engine.steps))
-        while len(self._past) > 2 and self._past[0][0] < now - SECONDS:
-            self._past.popleft()
         began, before, steps = self._past[0]
         seconds, steps = max(now - began, 1e-9), engine.steps - steps
         running, waiting, cache = engine.load()

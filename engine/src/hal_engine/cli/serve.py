@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import logging
 import math
 import os
-import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +16,7 @@ import typer
 from hal_core import HalError, InvalidValue, Unavailable
 
 from hal.cli import logs, signals
-from hal.cli.console import LineWriter, lines_are_written, lines_by_thread, say
+from hal.cli.console import LineWriter, lines_by_thread, say
 from hal.cli.failures import as_typed
 from hal_engine.children import API_KEY
 from hal_engine.options import EngineOptions, engine_options
@@ -32,8 +28,6 @@ from .server_options import Server
 if TYPE_CHECKING:
     from hal_engine.serving import Allowed
 
-_PENDING = 2048
-"""Connections that the kernel holds until the server takes them."""
 _M_MMAP_THRESHOLD, _LARGE = -3, 128 << 10
 """Of malloc.h, and glibc's threshold, in bytes, until a larger block is freed: then it grows, and what was read of
 bodies stays in the heap after their clients have left. Once it is set, it stays."""
@@ -74,6 +68,8 @@ def command(
             Drain,
             Gate,
             Limits,
+            Listening,
+            Parts,
             Readiness,
             Settings,
             formatter,
@@ -135,47 +131,11 @@ def command(
         server_header=False,
     )
 
-    class Listening(uvicorn.Server):
-        """Prints where it listens, and has its requests end within the drain."""
-
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            ignored = [number for number in signals.NUMBERS if signal.getsignal(number) is signal.SIG_IGN]
-            with super().capture_signals():
-                for number in ignored:  # as nohup and a background job have it
-                    signal.signal(number, signal.SIG_IGN)
-                yield
-
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            draining.begin()
-            readiness.stopping()
-            await super().shutdown(sockets)
-            if draining.cut:
-                say(f"hal: {draining.cut} request{'s' * (draining.cut > 1)} ended with an error at the end of --drain")
-            if lines is not None:
-                lines.wait(TIMEOUTS.shown)
-            lines_are_written(TIMEOUTS.shown)  # the signal that uvicorn raises again ends the process at once
-
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            try:
-                await super().startup(sockets)
-            except OSError as error:  # of a Unix socket; of others uvicorn does the same
-                log_filter.error = error
-                await self.lifespan.shutdown()
-                raise SystemExit(1) from error
-            if self.started:
-                gc.freeze()  # a collection among all that is imported takes 50 ms, in which no client is served
-                address = _address(self.servers[0].sockets[0], secure=wanted.ssl_certfile is not None)
-                for one in self.servers[0].sockets:
-                    with socket.fromfd(one.fileno(), one.family, one.type) as listening:
-                        listening.listen(_PENDING)  # uvicorn's number is also that of those taken at once
-                most = f"at most {gate.limits.connections} connections, {gate.limits.bytes >> 20} MiB of requests"
-                say(f"hal: {settings.model} on {address} ({most}); /health is 200 when its engine is loaded")
-                readiness.listening(address + wanted.root_path)
-
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
-    server, log_filter = Listening(settings_of_uvicorn), _ServerLog()
+    log_filter = _ServerLog()
+    parts = Parts(title=shown, drain=draining, gate=gate, readiness=readiness, lines=lines, on_error=log_filter.keep)
+    server = Listening(settings_of_uvicorn, parts)
     logging.getLogger("uvicorn.error").addFilter(log_filter)
     signals.grace = drain
     try:
@@ -203,18 +163,14 @@ def _unknown_variables() -> set[str]:
     return {name for name in os.environ if name.startswith(VARIABLES)} - known - {f"{VARIABLES}CONFIG"}
 
 
-def _address(listening: socket.socket, *, secure: bool) -> str:
-    """Return where a client reaches the server."""
-    if listening.family == socket.AF_UNIX:
-        return f"unix:{listening.getsockname()}"
-    at, number, *_ = listening.getsockname()
-    return f"{'https' if secure else 'http'}://{f'[{at}]' if ':' in at else at}:{number}"
-
-
 class _ServerLog(logging.Filter):
     """What uvicorn logs, in hal's words. ``error``: why it cannot listen on the address, which the command says."""
 
     error: OSError | None = None
+
+    def keep(self, error: OSError) -> None:
+        """Keep an error that uvicorn raises and does not log."""
+        self.error = error
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep the error instead of printing it."""

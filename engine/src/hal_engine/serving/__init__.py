@@ -9,6 +9,7 @@ from .connection import Connection
 from .drain import Drain
 from .gate import Gate
 from .limits import Limits
+from .listening import Listening, Parts
 from .readiness import Readiness
 from .requests_log import formatter
 from .settings import Settings
@@ -20,6 +21,8 @@ __all__ = [
     "Drain",
     "Gate",
     "Limits",
+    "Listening",
+    "Parts",
     "Readiness",
     "Settings",
     "formatter",

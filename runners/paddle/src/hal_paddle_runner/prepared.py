@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from hal_core import InvalidValue
+from numpy.lib.stride_tricks import sliding_window_view
 
 from .batch import SHORT, RowOrder, by_length, check_batch, order_rows, padded, pieces_of, slots_after, slots_of
 from .kv_cache import shared_array
@@ -29,13 +30,12 @@ if TYPE_CHECKING:
     from .ranks import TensorRanks
 
 Array = np.ndarray[Any, Any]
-MOST_KEPT = 32
-"""Most kept classes of a kind: of rows (1.5 MB each, as the library describes a product in 280 KB) and of attention."""
+MOST_KEPT = 64
+"""Most kept classes of a kind: of rows (1.5 MB each, as the library describes a product in 280 KB) and of attention, of
+which steps that verify drafts have many. So many are made before the first step, one of rows in some 3 ms; a later one
+is made when a step needs it."""
 K = TypeVar("K")
 V = TypeVar("V")
-LOAD_SECONDS = 0.3
-"""Most time in which classes are made before the first step; a later one is made when a step needs it: in
-some 3 ms one of rows, in less than 1 ms one of attention."""
 
 
 @dataclass
@@ -109,9 +109,7 @@ class PreparedDecoder:
         return a line about it."""
         began, wanted = time.perf_counter(), sorted({padded(rows) for rows in range(1, most_rows + 1)}, reverse=True)
         made = 0
-        for rows in wanted:
-            if time.perf_counter() - began > LOAD_SECONDS:
-                break
+        for rows in wanted[:MOST_KEPT]:
             self._classes(rows)
             self._head(rows)
             made += 1
@@ -278,10 +276,11 @@ class PreparedDecoder:
         tables = tables[chosen] if count == rows else np.concatenate([tables[chosen], padding])
         index, keys = pieces_of(tables, contexts + lengths, self._local, self._shape, padded)
         attention = self._attention(rows, padded(int(lengths.max())), keys)
-        offsets, position = np.arange(attention.queries), np.arange(keys)
-        last = np.maximum(np.minimum(offsets, lengths[:, None] - 1), 0)
-        visible = position <= (contexts[:, None] + last)[:, :, None]
-        attention.mask[:] = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
+        # Query q sees the positions up to context + q: of all queries these are windows of one line, each a step back.
+        before = attention.queries - 1
+        sees = np.arange(before + keys) <= contexts[:, None] + before
+        line = np.where(sees, np.float32(0), np.float32(-np.inf))
+        attention.mask[:] = sliding_window_view(line, keys, axis=1)[:, None, ::-1]
         return attention, index, attention.cached.reshape(len(index), -1)
 
     def _classes(self, rows: int) -> Rows:

@@ -1,0 +1,98 @@
+"""uvicorn's server as `hal serve` runs it: what it prints, notifies and logs as it begins to listen and as it ends."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from hal.cli import signals
+from hal.cli.console import LineWriter, lines_are_written, say
+from hal_engine.timeouts import TIMEOUTS
+
+from .drain import Drain
+from .gate import Gate
+from .readiness import Readiness
+
+_PENDING = 2048
+"""Connections that the kernel holds until the server takes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What a server is made of beside its application.
+
+    ``title``: the model's name. ``lines``: the access log's, None for none. ``on_error``: called with the error of a
+    Unix socket that cannot be made; uvicorn logs those of others.
+    """
+
+    title: str
+    drain: Drain
+    gate: Gate
+    readiness: Readiness
+    lines: LineWriter | None
+    on_error: Callable[[OSError], object]
+
+
+class Listening(uvicorn.Server):
+    """Prints where it listens, and has its requests end within the drain."""
+
+    def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
+        super().__init__(config)
+        self._parts = parts
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See :class:`uvicorn.Server`; signals that are ignored stay so, as nohup and a background job have it."""
+        ignored = [number for number in signals.NUMBERS if signal.getsignal(number) is signal.SIG_IGN]
+        with super().capture_signals():
+            for number in ignored:
+                signal.signal(number, signal.SIG_IGN)
+            yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See :class:`uvicorn.Server`."""
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            self._parts.on_error(error)
+            await self.lifespan.shutdown()
+            raise SystemExit(1) from error
+        if self.started:
+            gc.freeze()  # a collection among all that is imported takes 50 ms, in which no client is served
+            self._announce()
+
+    def _announce(self) -> None:
+        listening, limits = self.servers[0].sockets, self._parts.gate.limits
+        for one in listening:
+            with socket.fromfd(one.fileno(), one.family, one.type) as again:
+                again.listen(_PENDING)  # uvicorn's number is also that of those taken at once
+        address = address_of(listening[0], secure=self.config.is_ssl)
+        most = f"at most {limits.connections} connections, {limits.bytes >> 20} MiB of requests"
+        say(f"hal: {self._parts.title} on {address} ({most}); /health is 200 when its engine is loaded")
+        self._parts.readiness.listening(address + self.config.root_path)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """See :class:`uvicorn.Server`."""
+        drain, lines = self._parts.drain, self._parts.lines
+        drain.begin()
+        self._parts.readiness.stopping()
+        await super().shutdown(sockets)
+        if drain.cut:
+            say(f"hal: {drain.cut} request{'s' * (drain.cut > 1)} ended with an error at the end of --drain")
+        if lines is not None:
+            lines.wait(TIMEOUTS.shown)
+        lines_are_written(TIMEOUTS.shown)  # the signal that uvicorn raises again ends the process at once
+
+
+def address_of(listening: socket.socket, *, secure: bool) -> str:
+    """Return where a client reaches the server."""
+    if listening.family == socket.AF_UNIX:
+        return f"unix:{listening.getsockname()}"
+    at, number, *_ = listening.getsockname()
+    return f"{'https' if secure else 'http'}://{f'[{at}]' if ':' in at else at}:{number}"
