@@ -188,7 +188,7 @@ def _work(work: Callable[[Say], Any], writing: int, stacks: IO[bytes]) -> None:
             say(result=work(say))
         except KeyboardInterrupt:
             say(interrupted=True)
-        except HalError as error:
+        except (HalError, OSError) as error:  # OSError: the command has a line for it
             say(raised=_carried(error))
         except BaseException as error:  # noqa: BLE001 (reported to the parent)
             say(error=f"{type(error).__name__}: {error}")
@@ -201,11 +201,12 @@ def _work(work: Callable[[Say], Any], writing: int, stacks: IO[bytes]) -> None:
             os._exit(0)
 
 
-def _carried(error: HalError) -> str:
+def _carried(error: HalError | OSError) -> str:
     """Return an error as text, with the traceback that pickling drops."""
     from ..ranks.processes import portable
 
-    error.trace = trace_of(error)
+    if isinstance(error, HalError):
+        error.trace = trace_of(error)
     return base64.b64encode(pickle.dumps(portable(error))).decode()
 
 
