@@ -129,7 +129,7 @@ def but_known_heads(call: Call) -> object:
     heads, payload, kept = call.kept("heads", {}), bytes(flat.payload), []
     for at, (dst, source, nbytes, *_) in enumerate(flat.writes.tolist()):
         place, head = (flat.memory.address, dst, nbytes), payload[source : source + 64]
-        same = nbytes >= 128 and flat.writes["pattern"][at] == 0 and heads.get(place) == head
+        same = nbytes >= 128 and flat.writes["pattern_bytes"][at] == 0 and heads.get(place) == head
         heads[place] = head
         kept += [] if same else [at]
     return call(plan=WritePlan(flat.memory, flat.writes[kept], flat.pieces))
