@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,11 @@ NEAR: dict[str, Callable[[Row], Row]] = {
     "its last but one": lambda row: replaced(row, len(row) - 2),
     "its last": lambda row: replaced(row, len(row) - 1),
     "two that have changed places": lambda row: (*row[:-2], row[-1], row[-2]),
+    "its first two, which have changed places": lambda row: (
+        row[1],
+        row[0],
+        *row[2:],
+    ),  # the same end, and the same sum
     "the first and the last": lambda row: (row[0] + 1, *row[1:-1], row[-1] - 1),  # the same sum
     "the last, which it lacks": lambda row: row[:-1],
     "the first, which it lacks": lambda row: row[1:],
@@ -41,11 +47,24 @@ NEAR: dict[str, Callable[[Row], Row]] = {
 """By what a row differs from another one."""
 
 
-def entering(fixture: World, slot: int, row: Row, name: str = "") -> Task:
-    """Return the task of a request whose tokens, blocks, stop sequence, bad words and end tokens are one row."""
-    two = (row, row[-2:])
+def entering(fixture: World, slot: int, row: Row, name: str = "", turn: int = 0) -> Task:
+    """Return the task of a request whose tokens, blocks, stop sequence, bad words and end tokens are one row; each of
+    its numbers is of its ``turn``."""
+    two, part = (row, row[-2:]), (1 + turn) / 8
+    numbers: dict[str, Any] = {
+        "temperature": part,
+        "top_k": turn,
+        "top_p": 1 - part,
+        "min_p": part,
+        "seed": turn,
+        "repetition_penalty": 1 + part,
+        "frequency_penalty": part,
+        "presence_penalty": -part,
+        "min_tokens": turn,
+        "max_tokens": 9 + turn + len(row),
+    }
     return fixture.entering(
-        slot, row, name=name, blocks=row, stop_sequences=two, bad_words=row, eos_token_ids=row, max_tokens=9 + len(row)
+        slot, row, name=name, blocks=row, stop_sequences=two, bad_words=row, eos_token_ids=row, **numbers
     )
 
 
@@ -70,7 +89,7 @@ def test_g09_requests_that_nearly_equal_others_are_each_their_own(kit: Kit, wher
                 gone = []
             for at, near in enumerate(NEAR.values()):
                 slot, name = 2 * at + turn % 2 * (where == "another slot"), f"again-{at}" if "again" in names else ""
-                gone.append(entering(fixture, slot, row if (at + turn) % 2 else near(row), name))
+                gone.append(entering(fixture, slot, row if (at + turn) % 2 else near(row), name, turn))
             fixture.enter(gone)
             fixture.check(f"requests that differ by one of {length} tokens followed others in {where}, names {names}")
             fixture.output(fixture.step(range(2 * len(NEAR))))

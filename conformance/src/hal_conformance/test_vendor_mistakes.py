@@ -116,6 +116,8 @@ def test_g07_locked_host_memory_comes_from_the_runtime(kit: Kit) -> None:
         assert len(set(blocks)) == len(blocks), "allocate_host() gave one block twice"
         locked = [support.is_locked(device, address) for address in blocks]
         assert False not in locked, "pinned_host is true, but the driver says that allocate_host()'s memory is not"
+        plain = np.zeros(1 << 16, np.uint8)  # of nobody's runtime
+        assert not support.is_locked(device, plain.ctypes.data), "is_locked() says so of memory that nobody has locked"
     finally:
         for address in blocks:
             if address is not None:
