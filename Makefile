@@ -28,6 +28,7 @@ CHECK_PYTHON = @$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_in
 
 $(STAMP): requirements-dev.txt pyproject.toml core/pyproject.toml conformance/pyproject.toml engine/pyproject.toml $(wildcard plugins/*/pyproject.toml adapters/*/pyproject.toml runners/*/pyproject.toml)
 	$(CHECK_PYTHON)
+	@echo "hal: installing into $(VENV), some minutes"
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements-dev.txt
 	@touch $@

@@ -175,8 +175,8 @@ def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         cells.append(line)
     if not cells:
         raise HalError("the two results have no row in common", cure="make both with one version of hal bench")
-    print(f"{after['device']}, {after['date']} / {before['device']}, {before['date']}: medians, and of the quartiles")
-    print("(*: the quartiles of the two lie apart)\n")
+    print(f"B ({after['device']}, {after['date']}) / A ({before['device']}, {before['date']}); below 1: B is faster")
+    print("medians, and of the quartiles (*: they lie apart; a busy machine does that too)\n")
     _print(["hook", "size", *(head for title, _ in _COLUMNS for head in (title, "spread", ""))], cells)
 
 

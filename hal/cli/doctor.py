@@ -139,7 +139,12 @@ def lines(report: dict[str, Any]) -> list[str]:
         out += ["", f"{row['name']}: {row['status']} ({row['distribution']}, contract {row['contract']})"]
         out += _details(row)
     found = report["findings"]
-    return [*out, "", f"{len(found)} findings:" if found else "no findings", *(f"  {one}" for one in found)]
+    return [
+        *out,
+        "",
+        f"{len(found)} finding{'s' * (len(found) > 1)}:" if found else "no findings",
+        *(f"  {one}" for one in found),
+    ]
 
 
 def _details(row: dict[str, Any]) -> list[str]:

@@ -23,10 +23,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from hal_core import InvalidValue
+from hal_core import InvalidValue, Unavailable
 from hal_engine.cli.config_file import read_config
 from hal_engine.cli.server_options import Server
 from hal_engine.options import EngineOptions
+from hal_engine.serving import check_path
 
 from .conftest import COMMAND, HANGS, serving
 
@@ -368,3 +369,27 @@ def test_a_restart_behind_two_servers_loses_no_request():
     assert len(answers) > 8
     assert len({*answers}) == 1
     assert answers[0][0] == 200
+
+
+def test_a_path_where_a_server_listens_is_not_taken_from_it(tmp_path):
+    path = tmp_path / "h.sock"
+    check_path(str(path))
+    with closing(socket.socket(socket.AF_UNIX)) as server:
+        server.bind(str(path))
+        server.listen()
+        with pytest.raises(Unavailable, match=r"h\.sock: a server listens there"):
+            check_path(str(path))
+    check_path(str(path))  # of a server that has ended
+    path.unlink()
+    path.touch()
+    with pytest.raises(Unavailable, match=r"h\.sock is there, and is no socket"):
+        check_path(str(path))
+
+
+def test_a_server_takes_its_socket_away(tmp_path):
+    path = tmp_path / "h.sock"
+    with started("--device", "cpu", "--uds", str(path)) as process:
+        assert " on unix:" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        process.wait(HANGS)
+    assert not path.exists()

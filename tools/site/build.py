@@ -137,7 +137,10 @@ def main() -> int:
     config = (ROOT / "tools" / "site" / "zensical.toml").read_text(encoding="utf-8")
     (STAGE / "zensical.toml").write_text(navigation(config, sorted(texts)), encoding="utf-8")
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
-    return subprocess.run(command, cwd=STAGE, check=False).returncode
+    status = subprocess.run(command, cwd=STAGE, check=False).returncode
+    if not status:
+        print(f"{(STAGE / 'site' / 'index.html').relative_to(ROOT)}")
+    return status
 
 
 if __name__ == "__main__":

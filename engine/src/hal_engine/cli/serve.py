@@ -72,6 +72,7 @@ def command(
             Parts,
             Readiness,
             Settings,
+            check_path,
             formatter,
             make_app,
         )
@@ -79,6 +80,8 @@ def command(
         what = f"{(error.name or str(error)).partition('.')[0]} is missing"
         raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
     allowed = _allowed(wanted, has_key=bool(key))
+    if wanted.uds is not None:
+        check_path(wanted.uds)
     from hal_engine.generation import AsyncEngine
     from hal_engine.generation.plan import ModelPlan
     from hal_engine.timeouts import TIMEOUTS

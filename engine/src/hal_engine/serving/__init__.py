@@ -9,7 +9,7 @@ from .connection import Connection
 from .drain import Drain
 from .gate import Gate
 from .limits import Limits
-from .listening import Listening, Parts
+from .listening import Listening, Parts, check_path
 from .readiness import Readiness
 from .requests_log import formatter
 from .settings import Settings
@@ -25,6 +25,7 @@ __all__ = [
     "Parts",
     "Readiness",
     "Settings",
+    "check_path",
     "formatter",
     "make_app",
 ]

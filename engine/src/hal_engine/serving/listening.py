@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import signal
 import socket
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import uvicorn
+from hal_core import Unavailable
 
 from hal.cli import signals
 from hal.cli.console import LineWriter, lines_are_written, say
@@ -39,14 +42,32 @@ class Parts:
     on_error: Callable[[OSError], object]
 
 
+def check_path(path: str) -> None:
+    """Raise :class:`hal_core.Unavailable` for a Unix socket's path that something has: a server that listens there, or
+    what is no socket. The socket of a server that has ended is replaced."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            raise Unavailable(f"{path} is there, and is no socket", cure="choose another path", argument="--uds")
+        with socket.socket(socket.AF_UNIX) as one:
+            one.settimeout(TIMEOUTS.look)
+            one.connect(path)
+    except (FileNotFoundError, ConnectionRefusedError):
+        return
+    except OSError as error:
+        what = f"{path}: {error.strerror or error}"
+        raise Unavailable(what, cure="name a socket in a folder that this user may write", argument="--uds") from error
+    raise Unavailable(f"{path}: a server listens there", cure="choose another path, or stop it", argument="--uds")
+
+
 class Listening(uvicorn.Server):
     """Prints where it listens, and has its requests end within the drain."""
 
     def __init__(self, config: uvicorn.Config, parts: Parts) -> None:
         super().__init__(config)
         self._parts = parts
+        self._socket: tuple[str, int] | None = None  # the Unix socket's path and inode
 
-    @contextmanager
+    @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """See :class:`uvicorn.Server`; signals that are ignored stay so, as nohup and a background job have it."""
         ignored = [number for number in signals.NUMBERS if signal.getsignal(number) is signal.SIG_IGN]
@@ -73,6 +94,8 @@ class Listening(uvicorn.Server):
             with socket.fromfd(one.fileno(), one.family, one.type) as again:
                 again.listen(_PENDING)  # uvicorn's number is also that of those taken at once
         address = address_of(listening[0], secure=self.config.is_ssl)
+        if self.config.uds is not None:
+            self._socket = self.config.uds, os.stat(self.config.uds).st_ino
         most = f"at most {limits.connections} connections, {limits.bytes >> 20} MiB of requests"
         say(f"hal: {self._parts.title} on {address} ({most}); /health is 200 when its engine is loaded")
         self._parts.readiness.listening(address + self.config.root_path)
@@ -83,6 +106,10 @@ class Listening(uvicorn.Server):
         drain.begin()
         self._parts.readiness.stopping()
         await super().shutdown(sockets)
+        if self._socket is not None:  # from Python 3.13 on asyncio does so
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(self._socket[0]).st_ino == self._socket[1]:
+                    os.unlink(self._socket[0])
         if drain.cut:
             say(f"hal: {drain.cut} request{'s' * (drain.cut > 1)} ended with an error at the end of --drain")
         if lines is not None:
