@@ -60,6 +60,14 @@ def test_finished_packages_are_found_and_their_primitives_pass(made, finished):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+VERDICTS = {
+    "async": "conforms as far as checked",
+    "sync": "conforms, but for G10\n",  # nothing below the hooks counts
+    "paddle": "conforms, but for G26\n",  # Paddle's faults cannot be feigned
+    "torch": "conforms",
+}
+
+
 @pytest.mark.conform
 @pytest.mark.parametrize("kind", KINDS)
 def test_finished_packages_conform(made, finished, kind):
@@ -77,7 +85,7 @@ def test_finished_packages_conform(made, finished, kind):
         more = {"HAL_MY_TORCH_PLACE": "queue"}
     done = hal(made, "conform", f"my_{kind}", "--profile", "quick", *drawn, **more)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert ": conforms" in done.stdout
+    assert f": {VERDICTS[kind]}" in done.stdout
 
 
 @pytest.mark.conform

@@ -21,7 +21,8 @@ def passes(conform, name, *arguments):
     if why := missing():
         pytest.skip(why)
     done = conform(device, "--profile=quick", *arguments, code=0)
-    assert ": conforms" in done.stdout
+    verdict = "conforms, but for G10" if name == "cpu" else "conforms as far as checked"  # cpu: nothing below it counts
+    assert f": {verdict}\n" in done.stdout
 
 
 @pytest.mark.parametrize("name", [name for name in DEVICES if name != "faulty"])
