@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 from hal_conformance.report.apart import apart
@@ -56,6 +57,36 @@ def test_a_signal_to_the_caller_interrupts_the_work_and_what_it_said_is_kept():
     ended = apart(work, heard.update, came=lambda: "one" in heard)
     assert (ended.result, ended.late) == (None, False)
     assert heard == {"one": 1, "cleaned_up": True, "interrupted": True}
+
+
+def test_work_is_not_interrupted_where_its_frame_has_no_line_number():
+    def spin():
+        while not heard_often:
+            pass
+
+    spin = types.FunctionType(spin.__code__.replace(co_linetable=b""), {}, closure=spin.__closure__)
+    heard_often = []
+
+    def work(say):
+        signal.signal(signal.SIGTERM, counted(signal.getsignal(signal.SIGTERM)))
+        say(one=1)
+        try:
+            spin()
+        except KeyboardInterrupt:
+            say(where="in it")
+            raise
+        signal.pause()
+
+    def counted(former):
+        def count(number, frame):
+            former(number, frame)
+            heard_often.append(number)
+
+        return count
+
+    heard = {}
+    apart(work, heard.update, came=lambda: "one" in heard)
+    assert heard == {"one": 1, "interrupted": True}
 
 
 def test_an_error_of_hals_comes_back_with_its_traceback():

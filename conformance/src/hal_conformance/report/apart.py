@@ -145,10 +145,10 @@ def _follow(
         silent += max(0.0, min(now - before, 1.0) - max(0.0, waited - kept))
         signalled += now - before if signalled else 0.0
         before, kept = now, waited
-        if came() and not signalled:
-            os.kill(child, signal.SIGTERM)
-            signalled = LOOK
         ended = ended or _has_ended(child)
+        if came() and not ended:
+            os.kill(child, signal.SIGTERM)  # at each look: the child waits for one at which it can be interrupted
+            signalled = signalled or LOOK
         if not ended and (silent > limit() or signalled > LAST):
             os.kill(child, signal.SIGUSR1)  # it prints its stacks
             select.select([], [], [], LOOK)
@@ -217,9 +217,8 @@ def _heed_signals() -> None:
     sys.unraisablehook = lambda lost: None if lost.exc_type is KeyboardInterrupt else former(lost)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_lineno is None:
-            signal.raise_signal(number)  # a little later: pytest fails at a traceback without a line number
-        elif not CAME:
+        # Where a frame has no line number pytest cannot show the traceback: the parent's next signal does it.
+        if not CAME and (frame is None or frame.f_lineno is not None):
             CAME.append(number)
             raise KeyboardInterrupt
 
