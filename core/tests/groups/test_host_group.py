@@ -164,3 +164,15 @@ def test_a_wait_ends(groups, end, nbytes):
         group.abort() if end == "abort" else other.close()
         with pytest.raises(OSError, match=r"closed|reset|pipe"):
             waits.result(PATIENCE)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1024, PIECE // 4 + 2])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_prepared_sum_is_that_of_a_call_to_the_last_bit_again_and_again(groups, size, count):
+    made, given, found = groups(size), parts(size, count), parts(size, count)
+    calls = [group.summing(array) for group, array in zip(made, found, strict=True)]
+    for _ in range(2):
+        together(made, lambda group, rank: group.all_reduce(room(given[rank]), FLOAT32))
+        together(made, lambda group, rank: calls[rank]())
+        for rank in range(size):
+            assert found[rank].tobytes() == given[rank].tobytes()

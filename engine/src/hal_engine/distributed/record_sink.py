@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
-from hal_core.frames import PendingOutput, complete_with
+from hal_core.frames import PendingOutput, complete_with, is_ready
 
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport.queued_sink import Deliveries, QueuedSink, closed
@@ -18,7 +19,8 @@ CAPACITY = 1024
 
 
 class RecordSink(QueuedSink):
-    """One thread resolves the outputs in order and sends them."""
+    """``put`` sends an output itself if nothing is to be waited for: a thread would cost two wakes. Else one thread
+    resolves the outputs in order and sends them."""
 
     full_cure = "see why the engine does not read"
 
@@ -27,6 +29,19 @@ class RecordSink(QueuedSink):
         self._end = end
         self._thread = threading.Thread(target=self._run, name="hal-records", daemon=True)
         self._thread.start()
+
+    def put(self, pending: PendingOutput) -> None:
+        """See :class:`hal_core.output.sinks.Sink`."""
+        if os.getpid() == self._pid and is_ready(pending) and not self._end.channel.pending:
+            with self._room:
+                self._refuse_if_closed()
+                if at_once := not self._outputs and self._in_hand is None:
+                    self._in_hand = pending
+            if at_once:
+                self._send(pending)
+                self._in_hand = None
+                return
+        super().put(pending)
 
     def close(self, timeout: float) -> None:
         """See :class:`hal_core.output.sinks.Sink`."""
@@ -72,6 +87,14 @@ class RecordSink(QueuedSink):
             return self._in_hand
 
     def _take(self, pending: PendingOutput) -> None:
+        self._send(pending)
+        channel = self._end.channel
+        while channel.pending and not self._stop:  # an engine that is stopped for a while reads later
+            channel.flush(TIMEOUTS.look)
+        if self._failure is not None:
+            raise self._failure
+
+    def _send(self, pending: PendingOutput) -> None:
         if (record := complete_with(pending)) is None:
             return
         try:
@@ -80,9 +103,5 @@ class RecordSink(QueuedSink):
             pending.complete(error)
             return
         pending.complete(None)
-        channel = self._end.channel
-        while channel.pending and not self._stop:  # an engine that is stopped for a while reads later
-            channel.flush(TIMEOUTS.look)
-        if not channel.is_read:
+        if not self._end.channel.is_read:
             self._failure = closed("the engine takes no records any more")
-            raise self._failure

@@ -265,11 +265,13 @@ class LlamaModel:
         return self.ranks.all_reduce(rows * self._put(here.astype(np.float32)[:, None]))
 
     def _embed(self, token_ids: np.ndarray, rows: np.ndarray) -> None:
-        """Write them to rows in host memory."""
+        """Write them to rows in host memory, zeros where another rank has them."""
         if self.ranks is None:
             self._embeddings.take(token_ids, 0, rows, "clip")
-        else:
-            rows[:] = self.embedded(token_ids).numpy()
+            return
+        part = self.shard.part(self.config.vocab_size)
+        self._embeddings.take(token_ids - part.start, 0, rows, "clip")
+        rows[(token_ids < part.start) | (token_ids >= part.stop)] = 0
 
     def _summed(self, partial: Tensor) -> Tensor:
         """Return the sum of the ranks' partial results."""

@@ -44,6 +44,11 @@ class _Plan:
 
     rows: Rows
     tokens: int
+    x: Floats
+    """Of the tokens, as ``partial``."""
+    partial: Floats
+    sums: tuple[Callable[[], None], Callable[[], None]] | None
+    """Of ``x`` and of ``partial`` over all ranks, if there are some."""
     tables: Array
     positions: Array
     """int64 ``[class]``, those of the tokens first."""
@@ -74,7 +79,7 @@ class PreparedDecoder:
         turned: Callable[[Array], Array],
     ) -> None:
         """``local``: of the rank's part; ``tensors``: those of the layers are removed; ``embed`` writes the embeddings
-        of tokens to rows, ``turned`` gives the rotations at positions, complex64 ``[n, 1, head_dim / 2]``.
+        of tokens to rows, zeros where another rank has them; ``turned`` gives the rotations at positions, complex64 ``[n, 1, head_dim / 2]``.
 
         Raises :class:`hal_paddle_runner.onednn.Unsuitable` where the library or a kernel is missing; nothing is removed
         then."""
@@ -124,8 +129,10 @@ class PreparedDecoder:
         plan = self._last if self._follows(batch) else self._planned(batch)
         assert plan is not None
         self.steps += 1
-        rows, ranks, execute = plan.rows, self._ranks, self._execute
-        self._embed(batch.token_ids, rows.x[: plan.tokens])
+        rows, sums, execute = plan.rows, plan.sums, self._execute
+        self._embed(batch.token_ids, plan.x)
+        if sums is not None:
+            sums[0]()
         if plan.tokens < rows.rows:
             rows.x[plan.tokens :] = 0
         turns, failed = self._turned(plan.positions), 0
@@ -145,16 +152,20 @@ class PreparedDecoder:
             slots[plan.write] = plan.slots
             failed |= self._attend(plan, pieces)
             failed |= execute(*output)
-            if ranks is not None:
-                self._sum(ranks, plan, layer.biases.get("output"))
+            if sums is not None:
+                sums[1]()
+                np.add(plan.x, plan.partial, out=plan.x)
+                if (bias := layer.biases.get("output")) is not None:
+                    np.add(plan.x, bias, out=plan.x)
             rows.norm()
             failed |= execute(*gate)
             failed |= execute(*up)
             failed |= execute(*down)
-            if ranks is not None:
-                self._sum(ranks, plan, None)
+            if sums is not None:
+                sums[1]()
+                np.add(plan.x, plan.partial, out=plan.x)
         self._onednn.check(failed)
-        return rows.x[: plan.tokens], plan.outputs
+        return plan.x, plan.outputs
 
     def normed(self, hidden: Floats) -> Floats:
         """Return hidden states after the last norm, in an array of their own."""
@@ -184,13 +195,6 @@ class PreparedDecoder:
             result = rows.attended[: plan.tokens].reshape(-1, width)
             plan.joined[1].take(plan.order.merge_index, 0, result, "clip")
         return failed
-
-    def _sum(self, ranks: TensorRanks, plan: _Plan, bias: Floats | None) -> None:
-        """Add the sum of the ranks' partial results, and a bias."""
-        partial, x = plan.rows.partial[: plan.tokens], plan.rows.x[: plan.tokens]
-        np.add(x, ranks.all_reduce(partial), out=x)
-        if bias is not None:
-            np.add(x, bias, out=x)
 
     def _follows(self, batch: ModelBatch) -> bool:
         """Whether each row of the last step, all of one token, runs its next token, in the same piece of a block. If
@@ -232,9 +236,13 @@ class PreparedDecoder:
         order, joined = self._placed(lengths, rows, groups, one_each=one_each)
         count, width = tokens * config.num_key_value_heads, config.head_dim
         written = rows.written[: 2 * count * width].reshape(2, tokens, -1, width)
+        x, partial, ranks = rows.x[:tokens], rows.partial[:tokens], self._ranks
         plan = _Plan(
             rows=rows,
             tokens=tokens,
+            x=x,
+            partial=partial,
+            sums=None if ranks is None else (ranks.summing(x), ranks.summing(partial)),
             tables=batch.block_tables.copy(),
             positions=positions,
             outputs=last if batch.outputs is None else batch.outputs,

@@ -8,7 +8,8 @@ everything = ranks.gather(part)        # on the first rank alone, elsewhere None
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,6 +71,11 @@ class TensorRanks:
         self._open.watched(self._by.all_reduce, tensor)
         return tensor
 
+    def summing(self, array: np.ndarray[Any, Any]) -> Callable[[], None]:
+        """Return a call that is :meth:`all_reduce` of an array on the host, which keeps its memory."""
+        assert isinstance(self._by, _OnHost)
+        return partial(self._open.watched, self._by.summing(array))
+
     def gather(self, tensor: Any) -> Any:  # noqa: ANN401
         """Return ``[n, …]`` of each rank as ``[size, n, …]`` on the group's first rank; None on the others."""
         found = self._empty(tensor) if self.group.is_first else tensor
@@ -94,7 +100,7 @@ class _OnHost:
     """The collectives of hal's own library on tensors in host memory."""
 
     def __init__(self, group: HostGroup, first: int) -> None:
-        self._group, self._first = group, first
+        self._group, self._first, self.summing = group, first, group.summing
 
     def all_reduce(self, tensor: Any) -> None:  # noqa: ANN401 (a Paddle tensor)
         self._group.all_reduce(_bytes(tensor), dtype_of(str(tensor.dtype)))
