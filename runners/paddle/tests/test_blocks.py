@@ -85,7 +85,7 @@ def test_a_prediction_layer_is_a_layer_more(host, way):
     rng = np.random.default_rng(3)
     data = rng.normal(size=(2, parts[0].block_bytes // 4)).astype(np.float32).view(np.uint8)
     parts[0].write([4, 6], data)
-    assert (layers[0].keys if host else layers[0].cache.layers[0].numpy()).any()
+    assert layers[0].cache.layers[0].numpy().any()
     moved = parts[0].read([4, 6])
     assert np.array_equal(moved, data)
     parts[1].write([1, 2], moved)
@@ -93,7 +93,7 @@ def test_a_prediction_layer_is_a_layer_more(host, way):
     assert parts[0].facts()["layers"] == str(LLAMA["num_hidden_layers"] + 1)
     assert "layers" in first_difference(parts[0].facts(), paged.PagedBlocks(p).facts())
     other = paged.PagedBlocks(d, PredictionLayer(d) if host else open_prediction(d))
-    assert first_difference(parts[0].facts(), other.facts()).startswith("layout")
+    assert not first_difference(parts[0].facts(), other.facts())
 
 
 def test_the_fingerprint_says_what_the_blocks_are():

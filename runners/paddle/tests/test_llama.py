@@ -229,7 +229,7 @@ def hidden_of(model, batch, make):
     return paddle.to_tensor(np.asarray(hidden)) if make is PredictionLayer else hidden
 
 
-@pytest.mark.parametrize("make", [PredictionLayer, open_prediction], ids=["paddle", "numpy"])
+@pytest.mark.parametrize("make", [PredictionLayer, open_prediction], ids=["paddle", "prepared"])
 def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make):
     """Whole chunks write the layer's cache; runs of single entries continue from it, in the same blocks."""
     model, oracle = models["with a prediction layer"], dense["with a prediction layer"]
@@ -250,12 +250,10 @@ def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make
         np.testing.assert_allclose(layer.logits(given)[0], expected[8 + number], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("kept", [0, 1 << 22], ids=["embedded anew", "embedded once"])
 @pytest.mark.parametrize("name", ["qwen3", "llama with bias, tied", "no grouping, own head width"])
-def test_both_prediction_layers_give_the_same_for_rows_of_any_length(checkpoints, tmp_path, monkeypatch, name, kept):
+def test_both_prediction_layers_give_the_same_for_rows_of_any_length(checkpoints, tmp_path, name):
     """Rows side by side, of which some give no token: biases, normed queries and keys, any width of a head."""
     directory = checkpoints.make(tmp_path, **(checkpoints.variants[name] | {"num_nextn_predict_layers": 1}))
-    monkeypatch.setattr("hal_paddle_runner.prediction_host.MOST_KEPT", kept)
     model = LlamaModel.load(directory)
     model.allocate_cache(12, 4)
     layers, rng = (PredictionLayer(model), open_prediction(model)), np.random.default_rng(3)

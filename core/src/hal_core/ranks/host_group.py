@@ -81,11 +81,11 @@ class HostGroup:
     def summing(self, array: np.ndarray[Any, Any]) -> Callable[[], None]:
         """Return a call that makes a contiguous array the sum of those of all ranks, as :meth:`all_reduce` does, with a
         third of its work a call. It may be made again as long as the array keeps its memory."""
-        part = memoryview(array).cast("B") if array.size else _NOTHING
+        part = _bytes(array)
         if len(part) > PIECE:
             return partial(self.all_reduce, part, dtype_of(array.dtype))
         found = [array if index == self._me else np.empty_like(array) for index in range(self._size)]
-        others = [(index, memoryview(found[index]).cast("B") if array.size else part) for index in self._links]
+        others = [(index, _bytes(found[index])) for index in self._links]
         totals = [*[np.empty_like(array) for _ in found[2:]], array]
         sums = [*zip([found[0], *totals], found[1:], totals, strict=False)]
 
@@ -195,6 +195,10 @@ def _add(one: memoryview, other: memoryview, into: memoryview, dtype: DType) -> 
             total[:] = float_to_bfloat16(bfloat16_to_float32(a) + bfloat16_to_float32(b))
         else:
             np.add(a, b, out=total)
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> memoryview:
+    return memoryview(array.data).cast("B") if array.size else _NOTHING
 
 
 def _slices(part: memoryview, size: int) -> list[memoryview]:

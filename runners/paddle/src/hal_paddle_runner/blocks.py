@@ -16,7 +16,7 @@ from hal_core import DONE, InvalidValue, Ticket
 
 from hal.local_rank import HOST_PLACE
 
-from .prediction_host import HostPrediction, as_array
+from .kv_cache import as_array
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -97,13 +97,6 @@ def _is_shared(tensor: Tensor) -> bool:
     return bool(as_array(tensor).ctypes.data == tensor.data_ptr())
 
 
-def prediction_part(prediction: Prediction, heads: int, place: str) -> Part:
-    """Return the layer of a proposer."""
-    if isinstance(prediction, HostPrediction):
-        return HostPart([(prediction.keys, prediction.values)], "tokens, heads, their halves in pairs")
-    return part_of(prediction.cache, heads, place)
-
-
 class PagedBlocks:
     """A :class:`hal_core.handover.BlockCache`: the blocks of a model's cache and, with ``prediction``, of its layer."""
 
@@ -115,7 +108,7 @@ class PagedBlocks:
         heads = model.local.num_key_value_heads
         self._parts = [part_of(cache, heads, model.place)]
         if prediction is not None:
-            self._parts.append(prediction_part(prediction, heads, model.place))
+            self._parts.append(part_of(prediction.cache, heads, model.place))
         self.blocks = cache.shape.blocks
         self._layers = sum(part.layers for part in self._parts)
         self._row = heads * cache.shape.block_size * model.config.head_dim

@@ -30,6 +30,11 @@ def shared_array(tensor: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.ctypeslib.as_array(memory).reshape(tensor.shape)
 
 
+def as_array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Return a host tensor as an array, without a copy if Paddle can share it; it must not be written."""
+    return np.from_dlpack(tensor) if hasattr(tensor, "__dlpack__") else tensor.numpy()
+
+
 class PagedCache:
     """float32 keys and values of all layers; ``layers[number]`` is ``[slots, head_dim]``, keys before values."""
 

@@ -125,7 +125,7 @@ class LlamaModel:
         """Prepare the layers' calls, if the library for them can be used."""
         self._embeddings = shared_array(self.weights.embedding)
         try:
-            self.prepared = PreparedDecoder(self.config, self.local, tensors, self.ranks, self._embed, self.turned)
+            self.prepared = PreparedDecoder(self.config, self.local, tensors, self.ranks, self.embed, self.turned)
         except Unsuitable as why:
             self.note = f"Paddle's operators, about half as fast as prepared calls: {why}"
             self.weights = prepare_weights(self.config, tensors, self.place)
@@ -264,8 +264,8 @@ class LlamaModel:
         rows = functional.embedding(self._put(np.where(here, token_ids - part.start, 0)), self.weights.embedding)
         return self.ranks.all_reduce(rows * self._put(here.astype(np.float32)[:, None]))
 
-    def _embed(self, token_ids: np.ndarray, rows: np.ndarray) -> None:
-        """Write them to rows in host memory, zeros where another rank has them."""
+    def embed(self, token_ids: np.ndarray, rows: np.ndarray) -> None:
+        """Write the embeddings of tokens to rows in host memory, zeros where another rank has them."""
         if self.ranks is None:
             self._embeddings.take(token_ids, 0, rows, "clip")
             return

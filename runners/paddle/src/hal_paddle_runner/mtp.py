@@ -20,8 +20,6 @@ from hal_core import InvalidValue
 from hal_engine.proposers.proposer import Drawn, Fed, Int64s, Proposer, Setup
 from hal_engine.sampling import STATE_FIELDS, SamplingRows, draw_drafts, sample
 
-from hal.local_rank import HOST_PLACE
-
 from .batch import ModelBatch
 
 if TYPE_CHECKING:
@@ -94,8 +92,8 @@ class Mtp:
                 argument="--speculate",
             )
         self._model, self._setup = setup.model, setup
-        if setup.model.place == HOST_PLACE:
-            self.draft_cost /= 4 if setup.model.prepared is None else 2  # of a step that takes half the time
+        if setup.model.prepared is not None:
+            self.draft_cost /= 2
         self._layer: Prediction | None = None
         self._sequences: dict[int, _Sequence] = {}
         self._fed: Fed | None = None
@@ -162,7 +160,7 @@ class Mtp:
             tokens.append(sequence.tokens[first + 1 : stop + 1])
             positions.append(np.arange(first, stop))
             sequence.entries, sequence.waiting, sequence.parts = stop, 0, []
-        last = lengths.cumsum(dtype=np.int64)[:drafting] - 1
+        last = None if drafting == len(lengths) else lengths.cumsum(dtype=np.int64)[:drafting] - 1
         batch = ModelBatch(_joined(tokens), _joined(positions), lengths, starts, tables, last)
         return self.layer().feed(parts, batch)
 

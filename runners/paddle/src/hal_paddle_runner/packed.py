@@ -92,20 +92,20 @@ class PackedWeights:
         pairs = np.arange(width).reshape(2, -1).T.reshape(-1)
         order = np.arange(self._shapes["qkv"][1]).reshape(-1, width)
         order[: self.turned] = order[: self.turned, pairs]
-        self._order, self._pairs, self._root = order.reshape(-1), pairs, np.float32(hidden**0.5)
+        self._order, self._pairs = order.reshape(-1), pairs
+        self.root = np.float32(hidden**0.5)
         self.eps, self.head_eps = (np.float32(config.rms_norm_eps * count) for count in (hidden, width))
 
     def pack(self, tensors: dict[str, np.ndarray]) -> None:
         """Pack the layers, whose tensors are removed one after the other to make room, and the head."""
         self.layers: list[Layer] = []
         for number in range(self.config.num_hidden_layers):
-            prefix = f"model.layers.{number}."
-            self.layers.append(
-                self._layer({name: tensors.pop(name) for name in [*tensors] if name.startswith(prefix)}, number)
-            )
+            prefix = f"model.layers.{number}"
+            own = {name: tensors.pop(name) for name in [*tensors] if name.startswith(f"{prefix}.")}
+            self.layers.append(self.layer(join_layer(self.config, own, prefix)))
         head = tensors["model.embed_tokens.weight" if self.config.tie_word_embeddings else "lm_head.weight"]
         self.head = self.onednn.packed(head.T, self._layouts["head"])
-        self.norm: Floats = tensors["model.norm.weight"] * self._root
+        self.norm: Floats = tensors["model.norm.weight"] * self.root
 
     def kernel(self, name: str, rows: int, weights: Any = None) -> Kernel:  # noqa: ANN401 (a layout)
         """Return the product of so many rows with a matrix of the layers, or with the head."""
@@ -115,8 +115,8 @@ class PackedWeights:
         layout = self._layouts[name] if weights is None else weights
         return self.onednn.product(x, layout, y, ends, *extra)
 
-    def _layer(self, tensors: Mapping[str, np.ndarray], number: int) -> Layer:
-        arrays = join_layer(self.config, tensors, f"model.layers.{number}")
+    def layer(self, arrays: Mapping[str, np.ndarray | None]) -> Layer:
+        """Pack a layer (:class:`hal_paddle_runner.weights.LayerWeights`)."""
         products, biases = {}, {}
         for name in PRODUCTS:
             array = arrays[name]
@@ -124,7 +124,7 @@ class PackedWeights:
             if name == "qkv":
                 array = array[:, self._order]
             if name in ("qkv", "gate", "up"):
-                array = array * self._root
+                array = array * self.root
             products[name] = self.onednn.packed(array, self._layouts[name])
         for name, order in (("qkv", self._order), ("output", slice(None))):
             if (bias := arrays[f"{name}_bias"]) is not None:
@@ -165,22 +165,25 @@ class Rows:
         self._sum_column, self._head_sum_column = self._sums[:, None], self._head_sums[:, :, None]
         result = self.partial if weights.is_part else self.x
         ends = (self.n, qkv), (self.attended, result), (self.n, gate), (self.n, up), (up, result)
-        self.layers = self._calls(dict(zip(PRODUCTS, ends, strict=True)))
+        onednn = weights.onednn
+        self._products = {
+            name: (weights.kernel(name, rows), *[onednn.memory(onednn.layout_of(one), one) for one in pair])
+            for name, pair in zip(PRODUCTS, ends, strict=True)
+        }
+        self.layers = [self.calls(layer) for layer in weights.layers]
+        self.more: list[Call] | None = None
+        """The calls of the prediction layer, once it has run so many rows."""
 
-    def _calls(self, ends: Mapping[str, tuple[Floats, Floats]]) -> list[list[Call]]:
-        """Return each layer's calls, in the order of :data:`PRODUCTS`."""
-        weights, onednn = self._weights, self._weights.onednn
-        kernels = {name: weights.kernel(name, self.rows) for name in PRODUCTS}
-        memories = {name: [onednn.memory(onednn.layout_of(one), one) for one in pair] for name, pair in ends.items()}
-
-        def call(layer: Layer, name: str) -> Call:
-            extra = {"end0": memories["gate"][1]} if name == "up" else {}
-            if name in layer.biases and not (weights.is_part and name == "output"):
+    def calls(self, layer: Layer) -> list[Call]:
+        """Return a layer's calls, in the order of :data:`PRODUCTS`."""
+        onednn, found = self._weights.onednn, []
+        for name, (kernel, x, y) in self._products.items():
+            extra = {"end0": self._products["gate"][2]} if name == "up" else {}
+            if name in layer.biases and not (self._weights.is_part and name == "output"):
                 bias = layer.biases[name]
                 extra["bias"] = onednn.memory(onednn.layout_of(bias), bias)
-            return onednn.call(kernels[name], memories[name][0], layer.products[name], memories[name][1], **extra)
-
-        return [[call(layer, name) for name in PRODUCTS] for layer in weights.layers]
+            found.append(onednn.call(kernel, x, layer.products[name], y, **extra))
+        return found
 
     def norm(self) -> None:
         """Write the RMSNorm of ``x``, without its constant factor, to ``n``."""

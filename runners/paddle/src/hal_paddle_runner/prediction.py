@@ -13,8 +13,6 @@ import numpy as np
 import paddle
 from hal_core import InvalidValue
 
-from hal.local_rank import HOST_PLACE
-
 from .kv_cache import PagedCache
 from .prediction_host import HostPrediction, Part
 
@@ -39,9 +37,7 @@ def open_prediction(model: LlamaModel) -> Prediction:
         )
     if model.cache is None:
         raise InvalidValue("the model has no cache yet", cure="call allocate_cache first", argument="model")
-    if model.place == HOST_PLACE:
-        return HostPrediction(model, model.cache.shape)
-    return PredictionLayer(model)
+    return PredictionLayer(model) if model.prepared is None else HostPrediction(model)
 
 
 class PredictionLayer:

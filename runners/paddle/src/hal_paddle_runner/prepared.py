@@ -9,13 +9,12 @@ rounding only; the cache is the same.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from hal_core import InvalidValue
-from numpy.lib.stride_tricks import sliding_window_view
 
 from .batch import SHORT, RowOrder, by_length, check_batch, order_rows, padded, pieces_of, slots_after, slots_of
 from .kv_cache import shared_array
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
     from .batch import CacheShape, ModelBatch
     from .kv_cache import PagedCache
+    from .onednn import Call
+    from .packed import Layer
     from .ranks import TensorRanks
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +50,9 @@ class _Plan:
     partial: Floats
     sums: tuple[Callable[[], None], Callable[[], None]] | None
     """Of ``x`` and of ``partial`` over all ranks, if there are some."""
-    tables: Array
+    tables: bytes
+    left: int
+    """How many steps may follow: until a row's token comes into another piece, or to its last position."""
     positions: Array
     """int64 ``[class]``, those of the tokens first."""
     outputs: Array
@@ -79,7 +82,8 @@ class PreparedDecoder:
         turned: Callable[[Array], Array],
     ) -> None:
         """``local``: of the rank's part; ``tensors``: those of the layers are removed; ``embed`` writes the embeddings
-        of tokens to rows, zeros where another rank has them; ``turned`` gives the rotations at positions, complex64 ``[n, 1, head_dim / 2]``.
+        of tokens to rows, zeros where another rank has them; ``turned`` gives the rotations at positions, complex64
+        ``[n, 1, head_dim / 2]``.
 
         Raises :class:`hal_paddle_runner.onednn.Unsuitable` where the library or a kernel is missing; nothing is removed
         then."""
@@ -105,9 +109,13 @@ class PreparedDecoder:
     def attach(self, cache: PagedCache) -> None:
         """Use a new cache. The caller keeps it."""
         self._shape, self._last = cache.shape, None
+        self._views = self.views(cache)
+
+    def views(self, cache: PagedCache) -> list[tuple[Floats, Floats]]:
+        """Return each layer of a cache as slots, and as pieces."""
         arrays = [shared_array(tensor) for tensor in cache.layers]
         width = cache.shape.piece * self.weights.width
-        self._views = [(array, array.reshape(-1, width)) for array in arrays]
+        return [(array, array.reshape(-1, width)) for array in arrays]
 
     def prepare(self, most_rows: int) -> str:
         """Make the classes of decode steps of up to so many rows, the largest first, whose memory the others share;
@@ -126,19 +134,36 @@ class PreparedDecoder:
         next run overwrites, and int64 ``[n]``: the tokens whose logits are requested.
 
         Raises :class:`InvalidValue` for a batch that cannot be computed; nothing is written then."""
-        plan = self._last if self._follows(batch) else self._planned(batch)
-        assert plan is not None
+        if self._shape is None:
+            raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
+        if (plan := self._following(batch)) is None:
+            check_batch(batch, self._config, self._shape)
+            plan = self._planned(batch, self._shape)
         self.steps += 1
-        rows, sums, execute = plan.rows, plan.sums, self._execute
         self._embed(batch.token_ids, plan.x)
-        if sums is not None:
-            sums[0]()
+        if plan.sums is not None:
+            plan.sums[0]()
+        self._compute(plan, zip(self._views, self.weights.layers, plan.rows.layers, strict=True))
+        return plan.x, plan.outputs
+
+    def run_more(self, batch: ModelBatch, x: Floats, layer: Layer, view: tuple[Floats, Floats]) -> Floats:
+        """Run one more layer, the prediction layer, on ``x`` ``[tokens, hidden]``, with a cache of its own, which is as
+        large; return the result of the tokens that are requested. The batch is not checked."""
+        assert self._shape is not None
+        plan = self._following(batch) or self._planned(batch, self._shape)
+        plan.x[:] = x
+        if plan.rows.more is None:
+            plan.rows.more = plan.rows.calls(layer)
+        self._compute(plan, [(view, layer, plan.rows.more)])
+        return plan.x[plan.outputs]
+
+    def _compute(self, plan: _Plan, layers: Iterable[tuple[tuple[Floats, Floats], Layer, list[Call]]]) -> None:
+        """Run layers in place on the plan's ``x``; with each its cache, as slots and as pieces, and its calls."""
+        rows, sums, execute = plan.rows, plan.sums, self._execute
         if plan.tokens < rows.rows:
             rows.x[plan.tokens :] = 0
         turns, failed = self._turned(plan.positions), 0
-        for (slots, pieces), layer, (qkv, output, gate, up, down) in zip(
-            self._views, self.weights.layers, rows.layers, strict=True
-        ):
+        for (slots, pieces), layer, (qkv, output, gate, up, down) in layers:
             rows.norm()
             failed |= execute(*qkv)
             if layer.head_norm is not None:
@@ -165,15 +190,15 @@ class PreparedDecoder:
                 sums[1]()
                 np.add(plan.x, plan.partial, out=plan.x)
         self._onednn.check(failed)
-        return plan.x, plan.outputs
 
-    def normed(self, hidden: Floats) -> Floats:
-        """Return hidden states after the last norm, in an array of their own."""
-        sums = np.empty(len(hidden), np.float32)
+    def normed(self, hidden: Floats, weight: Any = None) -> Floats:  # noqa: ANN401 (a number, or one for each column)
+        """Return hidden states after a norm, by default the last one, in an array of their own. ``weight``: times the
+        root of its width."""
+        sums = np.empty(hidden.shape[:-1], np.float32)
         row_sums(hidden, sums)
-        found: Floats = hidden / np.sqrt(sums + self.weights.eps)[:, None]
-        found *= self.weights.norm
-        return found
+        sums += self.weights.eps
+        found = np.divide(hidden, np.sqrt(sums, out=sums)[..., None], out=np.empty_like(hidden))
+        return np.multiply(found, self.weights.norm if weight is None else weight, out=found)
 
     def logits(self, normed: Floats) -> Floats:
         """Return the logits of hidden states after the last norm: ``[n, vocabulary]``, of the rank's part of it."""
@@ -196,35 +221,29 @@ class PreparedDecoder:
             plan.joined[1].take(plan.order.merge_index, 0, result, "clip")
         return failed
 
-    def _follows(self, batch: ModelBatch) -> bool:
-        """Whether each row of the last step, all of one token, runs its next token, in the same piece of a block. If
-        so, change the last plan accordingly. Nothing but the tokens has to be checked then."""
+    def _following(self, batch: ModelBatch) -> _Plan | None:
+        """Return the last plan, changed accordingly, if each row of that, all of one token, runs its next token, in the
+        same piece of a block; else None. Nothing but the tokens has to be checked then."""
         plan, ids, at = self._last, batch.token_ids, batch.positions
-        if plan is None or plan.order is not None or batch.outputs is not None or len(ids) != plan.tokens:
-            return False
-        before, shape = plan.positions[: plan.tokens], self._shape
-        assert shape is not None
-        if batch.row_lengths.size != plan.tokens or not np.array_equal(at, before + 1):
-            return False
-        if not np.array_equal(batch.context_lengths, at) or not np.array_equal(batch.block_tables, plan.tables):
-            return False
-        config = self._config
-        if not (at % shape.piece).all() or int(at.max()) >= config.max_position_embeddings:
-            return False
-        if ids.min() < 0 or ids.max() >= config.vocab_size:
-            return False
-        before += 1
+        if plan is None or plan.order is not None or batch.outputs is not None or not plan.left:
+            return None
+        if not len(ids) == batch.row_lengths.size == len(plan.outputs) == plan.tokens:
+            return None
+        after = plan.positions[: plan.tokens] + 1
+        if at.tobytes() != after.tobytes() or batch.block_tables.tobytes() != plan.tables:
+            return None
+        if (batch.context_lengths != at).any() or ids.view(np.uint64).max() >= self._config.vocab_size:
+            return None
+        plan.positions[: plan.tokens] = after
+        plan.left -= 1
         plan.write += 1
         plan.clear = None
-        plan.groups[0][0].mask[np.arange(plan.tokens), :, 0, at] = 0
-        return True
+        plan.groups[0][0].mask[plan.outputs, :, 0, at] = 0
+        return plan
 
-    def _planned(self, batch: ModelBatch) -> _Plan:
-        """Return the plan of a batch, which is checked."""
-        shape, config = self._shape, self._local
-        if shape is None:
-            raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
-        check_batch(batch, self._config, shape)
+    def _planned(self, batch: ModelBatch, shape: CacheShape) -> _Plan:
+        """Return the plan of a batch."""
+        config = self._local
         self._last = None
         lengths, tokens = batch.row_lengths, batch.token_ids.size
         one_each, rows = tokens == lengths.size, self._classes(padded(tokens))
@@ -243,7 +262,10 @@ class PreparedDecoder:
             x=x,
             partial=partial,
             sums=None if ranks is None else (ranks.summing(x), ranks.summing(partial)),
-            tables=batch.block_tables.copy(),
+            tables=batch.block_tables.tobytes(),
+            left=min(
+                int((~batch.positions % shape.piece).min()), config.max_position_embeddings - 1 - int(positions.max())
+            ),
             positions=positions,
             outputs=last if batch.outputs is None else batch.outputs,
             write=slots_of(batch, config, shape, of_rows, batch.positions),
@@ -288,7 +310,9 @@ class PreparedDecoder:
         before = attention.queries - 1
         sees = np.arange(before + keys) <= contexts[:, None] + before
         line = np.where(sees, np.float32(0), np.float32(-np.inf))
-        attention.mask[:] = sliding_window_view(line, keys, axis=1)[:, None, ::-1]
+        strides = line.strides[0], -line.itemsize, line.itemsize
+        windows = np.ndarray((rows, before + 1, keys), line.dtype, line, before * line.itemsize, strides)
+        attention.mask[:] = windows[:, None]
         return attention, index, attention.cached.reshape(len(index), -1)
 
     def _classes(self, rows: int) -> Rows:
