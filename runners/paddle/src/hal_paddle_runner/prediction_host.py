@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import paddle
 
-from .batch import CacheShape, ModelBatch
+from .batch import ModelBatch
 
 if TYPE_CHECKING:
-    from paddle import Tensor
+    from collections.abc import Mapping
 
-    from .llama import LlamaModel
-    from .weights import LayerWeights
+    from .host import HostModel
 
 Array = np.ndarray[Any, Any]
 Floats = Array
@@ -43,18 +41,14 @@ class HostRun:
     positions: Array
 
 
-def as_array(tensor: Tensor) -> Floats:
-    """Return a host tensor as an array, without a copy if Paddle can share it; it must not be written."""
-    return np.from_dlpack(tensor) if hasattr(tensor, "__dlpack__") else tensor.numpy()
-
-
 class HostPrediction:
     """See :class:`hal_paddle_runner.prediction.PredictionLayer`, whose methods it has."""
 
-    def __init__(self, model: LlamaModel, shape: CacheShape) -> None:
-        weights = model.weights.prediction
+    def __init__(self, model: HostModel) -> None:
+        weights, cache = model.prediction, model.cache
         assert weights is not None
-        self.model, self._shape = model, shape
+        assert cache is not None
+        self.model, self._shape = model, cache.shape
         local = model.local
         self._heads, self._kv_heads, self._width = (
             local.num_attention_heads,
@@ -63,22 +57,17 @@ class HostPrediction:
         )
         self._eps = model.config.rms_norm_eps
         self._layer = self._arranged(weights.layer)
-        join = as_array(weights.join)
-        self._join_embedded, self._join_hidden = np.split(join, 2)
-        self._norm = as_array(weights.norm)
-        is_plain = model.prepared is None and model.ranks is None
-        self._head = as_array(model.weights.head) if is_plain else None
-        embedding = as_array(model.weights.embedding)
-        self._embedding: Floats | None = embedding if model.ranks is None else None
+        self._join_embedded, self._join_hidden = np.split(np.ascontiguousarray(weights.join), 2)
+        self._norm, embedding, shape = weights.norm, model.embedding, cache.shape
         self._joined: Floats | None = None
-        if self._embedding is not None and len(embedding) * join.shape[1] <= MOST_KEPT:
+        if model.ranks is None and len(embedding) * weights.join.shape[1] <= MOST_KEPT:
             self._joined = (embedding @ self._join_embedded) * self._scale(embedding)
         self._cache = np.zeros((2, shape.blocks, shape.block_size, self._kv_heads, self._width), np.float32)
         self.keys, self.values = self._cache
 
-    def kept(self, hidden: Tensor) -> Floats:
+    def kept(self, hidden: Floats) -> Floats:
         """Return the target's output of a step, in the form that :meth:`feed` takes."""
-        return as_array(hidden)
+        return hidden
 
     def feed(self, parts: list[Part], batch: ModelBatch) -> Floats:
         """Run entries of known tokens; return ``[n, hidden]``, normed, of those in ``batch.outputs``.
@@ -106,18 +95,15 @@ class HostPrediction:
 
     def logits(self, given: Floats) -> Floats:
         """Return float32 ``[n, vocab]``, on every rank."""
-        if self._head is not None:
-            rows: Floats = (self._head @ given[0])[None] if len(given) == 1 else given @ self._head.T
-            return rows
-        with paddle.no_grad():
-            placed = given if self.model.prepared is not None else paddle.to_tensor(given, place=self.model.place)
-            found = self.model.logits(placed, everywhere=True)
+        found = self.model.logits(given, everywhere=True)
         assert found is not None
         return found
 
-    def _arranged(self, layer: LayerWeights) -> dict[str, Any]:
+    def _arranged(self, layer: Mapping[str, Array | None]) -> dict[str, Any]:
         """Return the layer's weights, the columns of queries and keys interleaved, those of the gates halved."""
-        found: dict[str, Any] = {name: None if one is None else as_array(one) for name, one in vars(layer).items()}
+        found: dict[str, Any] = {
+            name: None if one is None else np.ascontiguousarray(one) for name, one in layer.items()
+        }
         turned = self._heads + self._kv_heads
         pairs = np.arange(self._width).reshape(2, -1).T.reshape(-1)
         columns = (np.arange(turned)[:, None] * self._width + pairs).reshape(-1)
@@ -150,7 +136,7 @@ class HostPrediction:
         qk = qkv[:, :turned].reshape(len(x), -1, width)
         if weights["qk_norm"] is not None:
             qk = qk * self._scale(qk.reshape(-1, width)).reshape(len(x), -1, 1) * weights["qk_norm"]
-        qk = (qk.view(np.complex64) * self.model.turned(positions)).view(np.float32)
+        qk = (qk.view(np.complex64) * self.model.rotary.factors(positions)).view(np.float32)
         places = positions % self._shape.block_size
         self.keys[blocks, places] = qk[:, self._heads :]
         self.values[blocks, places] = qkv[:, turned:].reshape(len(x), kv_heads, width)
@@ -198,7 +184,7 @@ class HostPrediction:
         if self._joined is not None:
             kept: Floats = self._joined[token_ids]
             return kept
-        rows = as_array(self.model.embedded(token_ids)) if self._embedding is None else self._embedding[token_ids]
+        rows = self.model.embedded(token_ids)
         added: Floats = (rows @ self._join_embedded) * self._scale(rows)
         return added
 

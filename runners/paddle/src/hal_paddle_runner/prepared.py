@@ -18,7 +18,6 @@ from hal_core import InvalidValue
 from numpy.lib.stride_tricks import sliding_window_view
 
 from .batch import SHORT, RowOrder, by_length, check_batch, order_rows, padded, pieces_of, slots_after, slots_of
-from .kv_cache import shared_array
 from .onednn import Floats, Unsuitable, library_path, open_library
 from .packed import Attention, Head, PackedWeights, Room, Rows, row_sums
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from hal_engine.model.config import LlamaConfig
 
     from .batch import CacheShape, ModelBatch
-    from .kv_cache import PagedCache
+    from .host import HostCache
     from .ranks import TensorRanks
 
 Array = np.ndarray[Any, Any]
@@ -97,12 +96,11 @@ class PreparedDecoder:
         self._kinds = set(onednn.names)
         self.weights.pack(tensors)
 
-    def attach(self, cache: PagedCache) -> None:
+    def attach(self, cache: HostCache) -> None:
         """Use a new cache. The caller keeps it."""
         self._shape, self._last = cache.shape, None
-        arrays = [shared_array(tensor) for tensor in cache.layers]
         width = cache.shape.piece * self.weights.width
-        self._views = [(array, array.reshape(-1, width)) for array in arrays]
+        self._views = [(array, array.reshape(-1, width)) for array in cache.layers]
 
     def prepare(self, most_rows: int) -> str:
         """Make the classes of decode steps of up to so many rows, the largest first, whose memory the others share;
