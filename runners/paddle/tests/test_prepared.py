@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +109,23 @@ def test_without_the_library_or_its_kernels_the_operators_run_with_a_note(monkey
 def test_a_model_elsewhere_than_in_host_memory_runs_the_operators(monkeypatch):
     monkeypatch.setattr("hal_paddle_runner.model.HOST_PLACE", "elsewhere")
     assert type(load_model(DEFAULT_CHECKPOINT, place="cpu")) is LlamaModel
+
+
+IN_HOST_MEMORY = """
+import sys
+from hal.cli import main
+sys.argv = ["hal", "run", "x", "--device=cpu", "--max-tokens=2", "--speculate=mtp", "--temperature=0"]
+try:
+    main()
+finally:
+    print([name for name in sys.modules if name.partition(".")[0] == "paddle"])
+"""
+
+
+def test_a_command_imports_no_paddle():
+    """Its import takes as long as the rest of the start, and three quarters of the memory."""
+    done = subprocess.run([sys.executable, "-c", IN_HOST_MEMORY], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
 def test_classes_are_little_larger_and_few():
