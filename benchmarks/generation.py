@@ -116,11 +116,11 @@ def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa
     from hal_core import Request, SamplingParams, StateConfig
     from hal_engine.engine import Engine
     from hal_engine.engine.handed import HandedSink
-    from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.model import load_model
     from hal_paddle_runner.worker import Worker
 
     sink, sizes = HandedSink(), StateConfig(num_slots=slots, max_model_len=LONGEST)
-    model = LlamaModel.load(checkpoint)
+    model = load_model(checkpoint)
     if hasattr(model, "prepare"):  # a tree of before has no such thing
         model.prepare(slots)
     worker = Worker(device, model, sizes, slots * sizes.max_blocks, sink)

@@ -242,9 +242,9 @@ def main() -> int:
     if options.library:
         WORKLOADS["held-out"] = replace(WORKLOADS["held-out"], prompts=held_out(options.library))
     warnings.filterwarnings("ignore", module="paddle")
-    from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.model import load_model
 
-    model, changed = LlamaModel.load(DEFAULT_CHECKPOINT), 0
+    model, changed = load_model(DEFAULT_CHECKPOINT), 0
     tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, model.config)
     names = ["none", *(name for name in options.speculate if name != "none")]
     tried = SHORT if options.short else dict.fromkeys(options.workload, names)

@@ -25,6 +25,7 @@ from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
 from hal_paddle_runner import llama
 from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.model import load_model
 from hal_paddle_runner.runner import ModelRunner
 from hal_paddle_runner.worker import Worker
 
@@ -64,7 +65,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def model():
-    return LlamaModel.load(DEFAULT_CHECKPOINT)
+    return load_model(DEFAULT_CHECKPOINT)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def other(request, model, requests):
     if request.param == "a CPU without AVX-512":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(llama, "processor_features", lambda: frozenset({"SSE2", "AVX2"}))
-            model = LlamaModel.load(DEFAULT_CHECKPOINT, eager=True)
+            model = LlamaModel.load(DEFAULT_CHECKPOINT)
     run = generate(model, requests, **options)
     if "blocks" in options:
         assert run.preemptions > 0, "this way should have met preemptions"

@@ -44,7 +44,6 @@ def without(folder, hidden, *arguments):
 
 MISSING = [
     ("paddle", RUN, "setuptools, or a build of Paddle for your accelerator; --runner torch needs none"),
-    ("setuptools", RUN, "pip install 'setuptools>="),
     ("hal_core", RUN, "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("devices",), "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("tail", "ipc:///nowhere/x"), "it comes with hal: pip install ./core in hal's checkout"),
@@ -62,7 +61,7 @@ MISSING = [
     ("pytest", ("conform", "cpu"), "pip install 'pytest>="),
     ("hypothesis", ("conform", "cpu"), "pip install 'hypothesis>="),
 ]
-HERE = ("hal_conformance", "ray", "setuptools", "typer", "packaging", "pytest", "hypothesis")
+HERE = ("hal_conformance", "ray", "typer", "packaging", "pytest", "hypothesis")
 """In ``make test``, with the first of hal_core, and cryptography; the remaining ones in ``make conform``."""
 
 

@@ -24,7 +24,7 @@ from hal_engine.distributed.rank import serve, versions
 from hal_engine.model.config import read_config
 from hal_engine.timeouts import TIMEOUTS
 from hal_paddle_runner.batch import ModelBatch
-from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.model import load_model
 from hal_paddle_runner.ranks import TensorRanks
 from hal_paddle_runner.runner import ModelRunner
 
@@ -54,7 +54,7 @@ def split_logits(rank, directories, everywhere):
     """In a rank: the logits of each step of each checkpoint, split over two ranks."""
     open_groups([(0, 1)])
     ranks = TensorRanks(Group((0, 1), rank.rank))
-    return [logits_of(LlamaModel.load(folder, ranks=ranks, everywhere=everywhere)) for folder in directories]
+    return [logits_of(load_model(folder, ranks=ranks, everywhere=everywhere)) for folder in directories]
 
 
 def be_a_rank(rank, url, how="", *arguments):

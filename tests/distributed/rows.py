@@ -17,7 +17,7 @@ from hal_engine.model.config import read_config
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
-from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.model import load_model
 from hal_paddle_runner.runner import ModelRunner
 from hal_paddle_runner.worker import Worker
 from msgspec import structs
@@ -94,7 +94,7 @@ def alone(row):
     """Return one rank's results of a row; as :func:`reference`, but for another proposer or acceptance rule."""
     delivered, sink, sizes = Delivered(), MemorySink(), row.sizes
     with open_device("cpu") as device:
-        model = LlamaModel.load(DEFAULT_CHECKPOINT)
+        model = load_model(DEFAULT_CHECKPOINT)
         setup = ProposerSetup(
             sizes.max_draft_tokens,
             sizes.num_slots,

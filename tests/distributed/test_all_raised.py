@@ -12,7 +12,7 @@ from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
-from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.model import load_model
 from hal_paddle_runner.worker import Worker
 
 from hal import open_device
@@ -77,7 +77,7 @@ class Served:
 def test_in_one_process_others_enter_the_slots_that_were_freed(where, speculate):
     found, sizes = Served(), Row(speculate=speculate).sizes
     with open_device("cpu") as device, raising_at(SimpleNamespace(rank=0), MARKED, where, (0,), LONG):
-        model = LlamaModel.load(DEFAULT_CHECKPOINT)
+        model = load_model(DEFAULT_CHECKPOINT)
         setup = ProposerSetup(3, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model)
         worker = Worker(device, model, sizes, AMPLE, MemorySink(), proposer=make_proposer(speculate, setup))
         found.run(Engine(worker, on_record=found.delivered.take))

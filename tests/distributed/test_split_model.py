@@ -7,7 +7,7 @@ from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import parse_config, read_config
 from hal_engine.model.loading import expected_tensors, read_tensors
 from hal_engine.model.split import Shard, check_split, part_of
-from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.model import load_model
 
 from tests.distributed.rank_work import logits_of, split_logits
 from tests.model.conftest import LLAMA, VARIANTS, tensors, write
@@ -28,7 +28,7 @@ def test_two_ranks_have_the_logits_of_one(worlds, subtests, everywhere, tmp_path
     first, second = worlds.of(2).run(split_logits, folders, everywhere, timeout=PATIENCE).values()
     for variant, folder, ours, theirs in zip(SPLIT, folders, first, second, strict=True):
         with subtests.test(variant):
-            unsplit = logits_of(LlamaModel.load(folder))
+            unsplit = logits_of(load_model(folder))
             for step, (expected, here, there) in enumerate(zip(unsplit, ours, theirs, strict=True)):
                 np.testing.assert_allclose(here, expected, atol=TOLERANCE, rtol=0, err_msg=f"step {step}")
                 assert np.array_equal(here, there) if everywhere else there is None

@@ -22,7 +22,7 @@ from hal_engine.model.config import read_config
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
 from hal_engine.stepping import RunnerSetup, Stepper, make_runner, overlap_of
-from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.model import load_model
 from hal_paddle_runner.worker import Worker
 from hal_sim import paddle_env
 from hal_sim.mixing import mixed
@@ -99,7 +99,7 @@ def alone(rank: object, row: Row) -> Delivered:
         return mixing_alone(row)
     outcome, sink = Delivered(), MemorySink()
     with mock.patch.dict(os.environ, SUBSTITUTES), open_device(row.device) as device:
-        model, sizes = LlamaModel.load(DEFAULT_CHECKPOINT), row.sizes
+        model, sizes = load_model(DEFAULT_CHECKPOINT), row.sizes
         setup = ProposerSetup(
             sizes.max_draft_tokens, sizes.num_slots, sizes.max_model_len, model.config.vocab_size, model
         )

@@ -1,4 +1,4 @@
-"""Kernels of Paddle's MKL for matrix products on AMD CPUs.
+"""Kernels of Paddle's MKL for matrix products on AMD CPUs, where the model runs in Paddle's operators.
 
 MKL looks at the CPU's maker instead of its features. On AMD it takes its slowest kernels, several times slower than
 those for AVX2 or AVX-512 (docs/evidence/generation.md). An environment variable selects others. MKL reads it once,
@@ -35,7 +35,7 @@ def kernels_note(environment: Mapping[str, str]) -> str:
     value = environment.get(VARIABLE)
     if value and value == faster_kernels():
         kernels = f"its kernels for {_KERNELS[value]} on this AMD CPU"
-        return f"MKL uses {kernels} ({VARIABLE}={value}; another value of yours is kept)"
+        return f"where Paddle computes, its MKL uses {kernels} ({VARIABLE}={value}; another value of yours is kept)"
     return "" if value is None else f"{VARIABLE}={value} is kept"
 
 

@@ -101,9 +101,9 @@ class Recording:
     """Paddle's model on the cpu; its logits are kept."""
 
     def __init__(self, run: Run) -> None:
-        from hal_paddle_runner.llama import LlamaModel
+        from hal_paddle_runner.model import load_model
 
-        self._model, self._run = LlamaModel.load(DEFAULT_CHECKPOINT), run
+        self._model, self._run = load_model(DEFAULT_CHECKPOINT), run
         self.config = self._model.config
         self.allocate_cache = self._model.allocate_cache
 

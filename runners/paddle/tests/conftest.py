@@ -148,9 +148,9 @@ def opaque():
 @pytest.fixture(scope="module")
 def model():
     """The embedded checkpoint."""
-    from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.model import load_model
 
-    return LlamaModel.load(DEFAULT_CHECKPOINT)
+    return load_model(DEFAULT_CHECKPOINT)
 
 
 @pytest.fixture(scope="module")

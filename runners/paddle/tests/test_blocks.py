@@ -9,8 +9,9 @@ from hal_core.handover import first_difference
 from hal_engine.model.config import parse_config
 from hal_paddle_runner import blocks as paged
 from hal_paddle_runner.batch import ModelBatch
+from hal_paddle_runner.host import HostModel
 from hal_paddle_runner.llama import LlamaModel
-from hal_paddle_runner.prediction import PredictionLayer, open_prediction
+from hal_paddle_runner.mtp import open_prediction
 
 from tests.model.conftest import LLAMA, VARIANTS, tensors
 
@@ -18,9 +19,9 @@ PROMPT = np.arange(3, 14)
 SIZE = 4
 
 
-def model(variant="llama", blocks=9, seed=0):
+def model(form=HostModel, variant="llama", blocks=9, seed=0):
     config = parse_config(LLAMA | VARIANTS[variant])
-    made = LlamaModel(config, tensors(config, seed))
+    made = form(config, tensors(config, seed))
     made.allocate_cache(blocks, SIZE)
     return made
 
@@ -38,20 +39,18 @@ def fed(model, tokens, context, table):
     return model.forward(batch)
 
 
-@pytest.fixture(params=["shared", "placed"])
-def way(request, monkeypatch):
-    """The host's memory in place, or tensors through Paddle as for any other place."""
-    if request.param == "placed":
-        monkeypatch.setattr(paged, "_is_shared", lambda tensor: False)
+@pytest.fixture(params=[HostModel, LlamaModel])
+def form(request):
+    """The host's memory in place, or Paddle's tensors as for any other place."""
     return request.param
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_model_goes_on_from_the_blocks_of_another(variant, way):
-    p, d = model(variant), model(variant)
+def test_a_model_goes_on_from_the_blocks_of_another(variant, form):
+    p, d = model(form, variant), model(form, variant)
     want = fed(p, PROMPT, 0, [0, 5, 2])
     ours, theirs = paged.PagedBlocks(p), paged.PagedBlocks(d)
-    assert type(ours._parts[0]).__name__ == {"shared": "HostPart", "placed": "PlacedPart"}[way]
+    assert type(ours._parts[0]).__name__ == {HostModel: "HostPart", LlamaModel: "PlacedPart"}[form]
     assert first_difference(ours.facts(), theirs.facts()) == ""
     data = ours.read([0, 5, 2])
     assert data.shape == (3, ours.block_bytes)
@@ -62,8 +61,8 @@ def test_a_model_goes_on_from_the_blocks_of_another(variant, way):
     assert not theirs.read([0, 2, 4, 5, 6, 8]).any(), "blocks that were not written"
 
 
-def test_what_was_read_is_the_callers(way):
-    p = model()
+def test_what_was_read_is_the_callers(form):
+    p = model(form)
     blocks = paged.PagedBlocks(p)
     fed(p, PROMPT, 0, [0, 5, 2])
     read = blocks.read([0, 5, 2])
@@ -76,23 +75,23 @@ def test_what_was_read_is_the_callers(way):
     assert np.array_equal(blocks.read([1])[0], np.concatenate([kept[0][1:], kept[1][:1]]))
 
 
-@pytest.mark.parametrize("host", [True, False], ids=["in-numpy", "in-paddle"])
-def test_a_prediction_layer_is_a_layer_more(host, way):
+def test_a_prediction_layer_is_a_layer_more(form):
     variant = "with a prediction layer"
-    p, d = model(variant), model(variant)
-    layers = [open_prediction(one) if host else PredictionLayer(one) for one in (p, d)]
+    p, d = model(form, variant), model(form, variant)
+    layers = [open_prediction(one) for one in (p, d)]
     parts = [paged.PagedBlocks(one, layer) for one, layer in zip((p, d), layers, strict=True)]
     rng = np.random.default_rng(3)
     data = rng.normal(size=(2, parts[0].block_bytes // 4)).astype(np.float32).view(np.uint8)
     parts[0].write([4, 6], data)
-    assert layers[0].cache.layers[0].numpy().any()
+    assert np.asarray(layers[0].cache.layers[0]).any()
     moved = parts[0].read([4, 6])
     assert np.array_equal(moved, data)
     parts[1].write([1, 2], moved)
     assert np.array_equal(parts[1].read([1, 2]), data)
     assert parts[0].facts()["layers"] == str(LLAMA["num_hidden_layers"] + 1)
     assert "layers" in first_difference(parts[0].facts(), paged.PagedBlocks(p).facts())
-    other = paged.PagedBlocks(d, PredictionLayer(d) if host else open_prediction(d))
+    other = model(LlamaModel if form is HostModel else HostModel, variant)
+    other = paged.PagedBlocks(other, open_prediction(other))
     assert not first_difference(parts[0].facts(), other.facts())
 
 
@@ -106,4 +105,4 @@ def test_the_fingerprint_says_what_the_blocks_are():
 def test_a_model_without_a_cache_is_refused():
     config = parse_config(LLAMA)
     with pytest.raises(InvalidValue, match="allocate_cache"):
-        paged.PagedBlocks(LlamaModel(config, tensors(config)))
+        paged.PagedBlocks(HostModel(config, tensors(config)))

@@ -16,7 +16,7 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_engine.engine import Engine, Limits
 from hal_engine.model.config import parse_config
-from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.model import Model, load_model
 from hal_paddle_runner.worker import Worker
 
 from tests import share
@@ -88,7 +88,7 @@ PROMPTS = [np.random.default_rng(number).integers(3, 61, size).tolist() for numb
 class Recorded:
     """A model whose steps are recorded: the position of each requested row of logits, and the row."""
 
-    def __init__(self, model: LlamaModel) -> None:
+    def __init__(self, model: Model) -> None:
         self.config, self.allocate_cache, self._model = model.config, model.allocate_cache, model
         self.rows: list[tuple[int, np.ndarray]] = []
 
@@ -135,7 +135,7 @@ KINDS = [(family, tied, shards) for family in FAMILIES for tied in (False, True)
 )
 def test_the_worker_gives_the_references_tokens_and_logits(saved, family, tied, shards):
     directory = saved(family, shards=shards, tie_word_embeddings=tied)
-    reference, model = Reference(directory), LlamaModel.load(directory)
+    reference, model = Reference(directory), load_model(directory)
     expected, leads = zip(*(reference.generate(prompt, NEW_TOKENS) for prompt in PROMPTS), strict=True)
     assert min(leads) > LEAD, "the random checkpoint leaves a choice to rounding; take another seed"
     for chunk in (256, 4):
@@ -172,7 +172,7 @@ def test_what_a_family_has_of_its_own_shows_in_the_logits(saved, family, fields,
 def test_qwen3_has_heads_of_128_where_the_file_does_not_say(saved):
     assert parse_config(SIZES | FAMILIES["qwen 3"] | {"head_dim": None}).head_dim == 128
     directory = saved("qwen 3, with bias and its own head width")
-    assert LlamaModel.load(directory).config.head_dim == 128
+    assert load_model(directory).config.head_dim == 128
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_norms_of_queries_and_keys_are_tensors_of_qwen3_alone(tmp_path, checkpoi
     values.pop("model.layers.1.self_attn.k_norm.weight", None)
     values[f"model.layers.1.self_attn.{tensor}.weight"] = np.ones(fields["head_dim"], np.float32)
     with pytest.raises(InvalidValue, match=message):
-        LlamaModel.load(checkpoints.write(tmp_path, fields, values))
+        load_model(checkpoints.write(tmp_path, fields, values))
 
 
 @pytest.mark.parametrize(

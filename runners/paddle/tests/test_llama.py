@@ -11,8 +11,11 @@ import pytest
 from hal_core.errors import InvalidValue
 from hal_paddle_runner import llama, weights
 from hal_paddle_runner.batch import CacheShape, ModelBatch, plan_step
+from hal_paddle_runner.host import HostModel
 from hal_paddle_runner.llama import LlamaModel
-from hal_paddle_runner.prediction import PredictionLayer, open_prediction
+from hal_paddle_runner.model import Model, load_model
+from hal_paddle_runner.mtp import open_prediction
+from hal_paddle_runner.prediction import PredictionLayer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,13 +59,14 @@ def batch_of(rows: list[Row], lengths: list[int], width: int) -> ModelBatch:
     )
 
 
-def poison(model: LlamaModel, blocks: list[int]) -> None:
+def poison(model: Model, blocks: list[int]) -> None:
     """Fill these blocks with NaN: a model that reads one and uses it returns NaN."""
     shape = model.cache.shape
-    for tensor in model.cache.layers:
-        array = tensor.numpy().reshape(2, shape.blocks + 1, -1)
+    for layer in model.cache.layers:
+        array = np.asarray(layer).reshape(2, shape.blocks + 1, -1)
         array[:, blocks] = np.nan
-        tensor.set_value(array.reshape(tensor.shape))
+        if isinstance(layer, paddle.Tensor):
+            layer.set_value(array.reshape(layer.shape))
 
 
 @pytest.fixture(scope="session")
@@ -86,12 +90,10 @@ def test_a_mask_has_the_shape_of_the_scores(directories, lengths):
         assert group.mask.shape == (group.rows, kv_heads, heads // kv_heads * group.queries, group.keys)
 
 
-@pytest.fixture(scope="session", params=[False, True], ids=["prepared", "eager"])
+@pytest.fixture(scope="session", params=[HostModel, LlamaModel])
 def models(directories, request):
     """One small model of each variant, by prepared calls and by Paddle's operators."""
-    found = {name: LlamaModel.load(directory, eager=request.param) for name, directory in directories.items()}
-    assert all((model.prepared is None) is request.param for model in found.values())
-    return found
+    return {name: request.param.load(directory) for name, directory in directories.items()}
 
 
 @pytest.fixture(scope="session")
@@ -198,7 +200,7 @@ def test_a_cpu_without_avx512_gives_the_same(directories, models, monkeypatch, n
     expected = models[name].forward(batch)
     monkeypatch.setattr(llama, "processor_features", lambda: HASWELL)
     monkeypatch.setattr(llama, "fused_rms_norm", never)
-    narrow = LlamaModel.load(directories[name], eager=True)
+    narrow = LlamaModel.load(directories[name])
     narrow.allocate_cache(8, 4)
     np.testing.assert_allclose(narrow.forward(batch), expected, atol=TOLERANCE)
 
@@ -223,27 +225,20 @@ def test_prediction_layer_sees_only_the_past(dense):
     assert difference[-1] > 0
 
 
-def hidden_of(model, batch, make):
-    """The hidden states of a step, as the layer takes them."""
-    _, hidden = model.forward_with_hidden(batch)
-    return paddle.to_tensor(np.asarray(hidden)) if make is PredictionLayer else hidden
-
-
-@pytest.mark.parametrize("make", [PredictionLayer, open_prediction], ids=["paddle", "prepared"])
-def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make):
+def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense):
     """Whole chunks write the layer's cache; runs of single entries continue from it, in the same blocks."""
     model, oracle = models["with a prediction layer"], dense["with a prediction layer"]
     model.allocate_cache(8, 4)
     ids, blocks = tokens(14), [6, 0, 3, 7]
     expected = oracle.mtp_logits(ids)
-    layer = make(model)
+    layer = open_prediction(model)
     for begin, end in ((0, 3), (3, 8)):
         fed = batch_of([Row(ids, begin, blocks)], [end - begin], 4)
-        hidden = hidden_of(model, fed, make)
+        _, hidden = model.forward_with_hidden(fed)
         rows = replace(fed, token_ids=ids[begin + 1 : end + 1], outputs=np.arange(end - begin))
         given = layer.feed([(layer.kept(hidden), 0, end - begin)], rows)
         np.testing.assert_allclose(layer.logits(given), expected[begin:end], atol=TOLERANCE)
-    hidden = hidden_of(model, batch_of([Row(ids, 8, blocks)], [5], 4), make)
+    _, hidden = model.forward_with_hidden(batch_of([Row(ids, 8, blocks)], [5], 4))
     steps = layer.run(np.array([blocks], np.int32), np.array([8]), np.array([5]), 5)
     for number, step in enumerate(steps):
         given = layer.follow(step, ids[9 + number : 10 + number], layer.kept(hidden)[number : number + 1])
@@ -254,9 +249,10 @@ def test_prediction_layer_equals_dense_pass_for_any_chunking(models, dense, make
 def test_both_prediction_layers_give_the_same_for_rows_of_any_length(checkpoints, tmp_path, name):
     """Rows side by side, of which some give no token: biases, normed queries and keys, any width of a head."""
     directory = checkpoints.make(tmp_path, **(checkpoints.variants[name] | {"num_nextn_predict_layers": 1}))
-    model = LlamaModel.load(directory)
-    model.allocate_cache(12, 4)
-    layers, rng = (PredictionLayer(model), open_prediction(model)), np.random.default_rng(3)
+    models = [form.load(directory) for form in (LlamaModel, HostModel)]
+    for model in models:
+        model.allocate_cache(12, 4)
+    layers, rng = [open_prediction(model) for model in models], np.random.default_rng(3)
     rows = [Row(tokens(16, n), 0, blocks) for n, blocks in enumerate([[6, 0, 3, 7], [1, 5, 9, 2], [4, 8, 10, 11]])]
     for lengths, outputs in (([3, 9, 1], [2, 12]), ([2, 1, 5], [1, 2, 7]), ([1, 1, 1], [])):
         hidden = rng.normal(size=(sum(lengths), model.config.hidden_size)).astype(np.float32)
@@ -278,8 +274,8 @@ def test_both_prediction_layers_give_the_same_for_rows_of_any_length(checkpoints
         np.testing.assert_allclose(*[layer.logits(last) for layer, last in zip(layers, given, strict=True)], atol=1e-3)
 
 
-def test_a_shorter_row_writes_nothing_past_its_end(models):
-    model = models["with a prediction layer"]
+def test_a_shorter_row_writes_nothing_past_its_end(directories):
+    model = LlamaModel.load(directories["with a prediction layer"])
     model.allocate_cache(4, 4)
     layer = PredictionLayer(model)
     cache = layer.cache
@@ -325,29 +321,32 @@ GOOD = Row(tokens(6), blocks=[2, 0])
 def test_a_batch_that_cannot_be_computed_is_refused_and_writes_nothing(model, change, argument):
     good = batch_of([GOOD], [6], 2)
     before = model.forward(good)
-    kept = [tensor.numpy() for tensor in model.cache.layers]
+    kept = [np.array(layer) for layer in model.cache.layers]
     with pytest.raises(InvalidValue, match=rf"batch\.{argument}"):
         model.forward(dataclasses.replace(good, **change))
-    for tensor, array in zip(model.cache.layers, kept, strict=True):
-        np.testing.assert_array_equal(tensor.numpy(), array)
+    for layer, array in zip(model.cache.layers, kept, strict=True):
+        np.testing.assert_array_equal(layer, array)
     np.testing.assert_array_equal(model.forward(good), before)
 
 
-def test_a_missing_cache_is_named_and_its_sizes_are_checked(models, tmp_path, checkpoints):
-    fresh = LlamaModel.load(checkpoints.make(tmp_path))
-    with pytest.raises(InvalidValue, match="allocate_cache"):
-        fresh.forward(batch_of([GOOD], [6], 2))
-    for blocks, size in ((0, 4), (4, 0), (-1, 4)):
-        with pytest.raises(InvalidValue, match="below 1"):
-            fresh.allocate_cache(blocks, size)
+def test_a_missing_cache_is_named_and_its_sizes_are_checked(tmp_path, checkpoints):
+    for form in (HostModel, LlamaModel):
+        fresh = form.load(checkpoints.make(tmp_path))
+        with pytest.raises(InvalidValue, match="allocate_cache"):
+            fresh.forward(batch_of([GOOD], [6], 2))
+        for blocks, size in ((0, 4), (4, 0), (-1, 4)):
+            with pytest.raises(InvalidValue, match="below 1"):
+                fresh.allocate_cache(blocks, size)
 
 
 def test_an_unknown_place_is_refused(tmp_path, checkpoints):
     with pytest.raises(InvalidValue, match=r"--model-place.*'nowhere'"):
-        LlamaModel.load(checkpoints.make(tmp_path), place="nowhere")
+        load_model(checkpoints.make(tmp_path), place="nowhere")
 
 
-def test_no_gradients_are_recorded(model):
+def test_no_gradients_are_recorded(directories):
+    model = LlamaModel.load(directories["llama"])
+    model.allocate_cache(8, 4)
     model.forward(batch_of([GOOD], [6], 2))
     assert all(tensor.stop_gradient for tensor in model.cache.layers)
     assert paddle.is_grad_enabled(), "the caller's own gradient mode is left alone"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_paddle_runner import llama, onednn, prepared
+from hal_paddle_runner import onednn, prepared
 from hal_paddle_runner.batch import ModelBatch, padded
+from hal_paddle_runner.host import HostModel
 from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.model import load_model
 
 SIZE, WIDTH = 16, 12
 
@@ -23,7 +27,7 @@ def logs(logits):
 @pytest.fixture
 def both():
     """The embedded model by prepared calls and by operators, each with a cache."""
-    found = [LlamaModel.load(DEFAULT_CHECKPOINT, eager=eager) for eager in (False, True)]
+    found = [form.load(DEFAULT_CHECKPOINT) for form in (HostModel, LlamaModel)]
     for model in found:
         model.allocate_cache(8 * WIDTH, SIZE)
     return found
@@ -75,7 +79,7 @@ def test_prompts_in_pieces_beside_decoding_rows_give_the_same(both):
         for number in running:
             rows.ids[number] = [*rows.ids[number][: rows.done[number]], int(rng.integers(0, 2048))]
         rows.step(dict.fromkeys(running, 1))
-    assert both[0].prepared.steps > 50
+    assert both[0].decoder.steps > 50
 
 
 @pytest.mark.parametrize("fails", ["missing", "another version", "slow"])
@@ -94,17 +98,34 @@ def test_without_the_library_or_its_kernels_the_operators_run_with_a_note(monkey
             return product(self, *arguments)
 
         monkeypatch.setattr(onednn.OneDnn, "product", slow)
-    model = LlamaModel.load(DEFAULT_CHECKPOINT)
-    assert model.prepared is None
+    model = load_model(DEFAULT_CHECKPOINT)
+    assert type(model) is LlamaModel
     assert note in model.note
     assert "Paddle's operators" in model.note
     model.allocate_cache(8 * WIDTH, SIZE)
     Sequences([model, both[1]], [20], np.random.default_rng(1)).step({0: 20})
 
 
-def test_a_model_elsewhere_than_in_host_memory_has_no_prepared_calls(monkeypatch):
-    monkeypatch.setattr(llama, "HOST_PLACE", "elsewhere")
-    assert LlamaModel.load(DEFAULT_CHECKPOINT).prepared is None
+def test_a_model_elsewhere_than_in_host_memory_runs_the_operators(monkeypatch):
+    monkeypatch.setattr("hal_paddle_runner.model.HOST_PLACE", "elsewhere")
+    assert type(load_model(DEFAULT_CHECKPOINT, place="cpu")) is LlamaModel
+
+
+IN_HOST_MEMORY = """
+import sys
+from hal.cli import main
+sys.argv = ["hal", "run", "x", "--device=cpu", "--max-tokens=2", "--speculate=mtp", "--temperature=0"]
+try:
+    main()
+finally:
+    print([name for name in sys.modules if name.partition(".")[0] == "paddle"])
+"""
+
+
+def test_a_command_imports_no_paddle():
+    """Its import takes as long as the rest of the start, and three quarters of the memory."""
+    done = subprocess.run([sys.executable, "-c", IN_HOST_MEMORY], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
 def test_classes_are_little_larger_and_few():

@@ -13,7 +13,7 @@ from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_engine.model.tokenizer import Tokenizer
-from hal_paddle_runner.llama import LlamaModel
+from hal_paddle_runner.model import Model, load_model
 from hal_paddle_runner.runner import ModelRunner
 from hal_paddle_runner.worker import Worker
 
@@ -53,7 +53,7 @@ class WatchedWorker(Worker):
     runner_type = Watched
 
 
-def run(model: LlamaModel, requests: list[Request]) -> tuple[dict[str, list[int]], float]:
+def run(model: Model, requests: list[Request]) -> tuple[dict[str, list[int]], float]:
     """The tokens of each request, one rank, and the least margin of all."""
     sink = MemorySink()
     with open_device("cpu") as device:
@@ -74,7 +74,7 @@ def run(model: LlamaModel, requests: list[Request]) -> tuple[dict[str, list[int]
 def main() -> None:
     """Seeds are tried until each way to sample has prompts with wide margins."""
     config = read_config(DEFAULT_CHECKPOINT)
-    tokenizer, model = Tokenizer.load(DEFAULT_CHECKPOINT, config), LlamaModel.load(DEFAULT_CHECKPOINT)
+    tokenizer, model = Tokenizer.load(DEFAULT_CHECKPOINT, config), load_model(DEFAULT_CHECKPOINT)
     found = []
     for number, way in enumerate(WAYS):
         count = 0

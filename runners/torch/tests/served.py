@@ -65,9 +65,9 @@ def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **opt
 
 def by_paddle(directory, requests, sizes=SIZES, blocks=64, **options):
     """Return the tokens of each request from the Paddle model, on the cpu device."""
-    from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.model import load_model
     from hal_paddle_runner.worker import Worker
 
     with open_device("cpu") as device:
-        worker = Worker(device, LlamaModel.load(directory), sizes, blocks, MemorySink())
+        worker = Worker(device, load_model(directory), sizes, blocks, MemorySink())
         return run(worker, requests, **options)[0]

@@ -63,13 +63,13 @@ def test_the_pages_install_the_torch_that_their_next_commands_need():
 
 def test_the_recorded_tokens_are_those_of_the_cpu_device():
     pytest.importorskip("paddle")
-    from hal_paddle_runner.llama import LlamaModel
+    from hal_paddle_runner.model import load_model
     from hal_paddle_runner.worker import Worker
 
     ways = {json.dumps({k: v for k, v in row["params"].items() if k != "seed"}): row for row in RECORDED}
     sizes, sink = StateConfig(4, 128, 16, max_logprobs=0), MemorySink()
     with open_device("cpu") as device:
-        engine = Engine(Worker(device, LlamaModel.load(DEFAULT_CHECKPOINT), sizes, 32, sink))
+        engine = Engine(Worker(device, load_model(DEFAULT_CHECKPOINT), sizes, 32, sink))
         for row in ways.values():
             engine.submit(Request(row["request_id"], row["prompt"], SamplingParams(**row["params"])))
         ended = {one.request_id: list(one.token_ids) for one in engine.run()}

@@ -2,7 +2,8 @@
 
     hal run "def main("      # the default runner, for every device without an installed runner of its own
 
-Importing this package imports no Paddle; ``hal_paddle_runner.making``, ``llama`` and what they use do.
+Importing this package imports no Paddle; ``hal_paddle_runner.llama`` and what it uses do, which a model in host memory
+does without.
 """
 
 from __future__ import annotations
@@ -11,11 +12,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hal_core import Unavailable
 from hal_core.devices import check_processor
-
-from hal.cli.failures import cure_of, one_line
-from hal.opening import quiet_paddle
 
 if TYPE_CHECKING:
     from hal_engine.stepping import RunnerSetup
@@ -52,17 +49,11 @@ class Paddle:
 
     def __call__(self, setup: RunnerSetup) -> ModelRunner:
         """Load the model, or this rank's part of it, and return a runner. Raises :class:`hal_core.Unavailable` if
-        Paddle cannot be imported, and :class:`hal_core.InvalidValue` for a checkpoint or a proposer that cannot be."""
-        setup.status("loading Paddle")
-        try:
-            with quiet_paddle(), setup.importing():
-                from .making import make
-        except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: a library of Paddle's cannot be loaded
-            if isinstance(error, ModuleNotFoundError):
-                raise
-            what = f"Paddle, which the model runs on, cannot be imported: {one_line(error)[:400]}"
-            raise Unavailable(what, cure=f"reinstall it: {cure_of('paddle')}") from error
+        Paddle is needed and cannot be imported, and :class:`hal_core.InvalidValue` for a checkpoint or a proposer that
+        cannot be."""
         setup.status("reading the model")
+        with setup.importing():
+            from .making import make
         return make(setup)
 
 

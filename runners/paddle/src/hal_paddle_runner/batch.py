@@ -47,6 +47,15 @@ class CacheShape:
     blocks: int
     block_size: int
 
+    def __post_init__(self) -> None:
+        for name, value in (("blocks", self.blocks), ("block_size", self.block_size)):
+            if value < 1:
+                raise InvalidValue(f"{value} is below 1", cure="give a positive count", argument=name)
+
+    def slots(self, config: LlamaConfig) -> int:
+        """Return the rows of a layer, ``[slots, head_dim]``, of the keys and the values."""
+        return 2 * (self.blocks + 1) * config.num_key_value_heads * self.block_size
+
     @property
     def piece(self) -> int:
         """Tokens of a head that are read together: at most 16, and a divisor of the block size."""

@@ -11,19 +11,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import paddle
 from hal_core import DONE, InvalidValue, Ticket
 
 from hal.local_rank import HOST_PLACE
 
-from .kv_cache import as_array
+from .host import HostCache
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
-    from .kv_cache import PagedCache
-    from .llama import LlamaModel
-    from .prediction import Prediction
+    from .model import Cache, Model
+    from .prediction import PredictionLayer
+    from .prediction_host import HostPrediction
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -50,19 +49,23 @@ class HostPart:
 
 
 class PlacedPart:
-    """Layers in tensors outside host memory, viewed as ``[2 * blocks * heads, row of a head]``."""
+    """Layers in Paddle's tensors, viewed as ``[2 * blocks * heads, row of a head]``."""
 
     def __init__(self, tensors: Sequence[Tensor], heads: int, layout: str, place: str) -> None:
         self.layers, self.layout, self._tensors, self._heads, self._place = len(tensors), layout, tensors, heads, place
 
     def _indices(self, blocks: np.ndarray[Any, Any]) -> list[Tensor]:
         """Return the rows of the blocks' keys, and those of their values."""
+        import paddle
+
         found = (blocks[:, None] * self._heads + np.arange(self._heads)).reshape(-1)
         half = self._tensors[0].shape[0] // 2
         return [paddle.to_tensor(rows, place=self._place) for rows in (found, found + half)]
 
     def read(self, blocks: np.ndarray[Any, Any], out: Floats) -> None:
         """See :class:`HostPart`. Waits for the work on the place's current stream."""
+        import paddle
+
         indices = self._indices(blocks)
         for layer, tensor in enumerate(self._tensors):
             for which, index in enumerate(indices):
@@ -70,6 +73,8 @@ class PlacedPart:
 
     def write(self, blocks: np.ndarray[Any, Any], rows: Floats) -> None:
         """See :class:`HostPart`. In the order of the place's current stream, and waits for it."""
+        import paddle
+
         indices = self._indices(blocks)
         for layer, tensor in enumerate(self._tensors):
             for which, index in enumerate(indices):
@@ -82,25 +87,20 @@ class PlacedPart:
 Part: TypeAlias = HostPart | PlacedPart
 
 
-def part_of(cache: PagedCache, heads: int, place: str) -> Part:
+def part_of(cache: Cache, heads: int, place: str) -> Part:
     """Return the layers of a paged cache, whose blocks have so many heads."""
     size, layout, layers = cache.shape.block_size, "heads, tokens", cache.layers
-    if place == HOST_PLACE and all(_is_shared(tensor) for tensor in layers):
-        pairs = [as_array(tensor).reshape(2, cache.shape.blocks + 1, -1) for tensor in layers]
+    if isinstance(cache, HostCache):
+        pairs = [array.reshape(2, cache.shape.blocks + 1, -1) for array in cache.layers]
         return HostPart([(pair[0], pair[1]) for pair in pairs], layout)
     seen = [tensor.reshape([-1, size * tensor.shape[1]]) for tensor in layers]
     return PlacedPart(seen, heads, layout, place)
 
 
-def _is_shared(tensor: Tensor) -> bool:
-    """Return whether the tensor's array is its own memory: an older Paddle gives a copy."""
-    return bool(as_array(tensor).ctypes.data == tensor.data_ptr())
-
-
 class PagedBlocks:
     """A :class:`hal_core.handover.BlockCache`: the blocks of a model's cache and, with ``prediction``, of its layer."""
 
-    def __init__(self, model: LlamaModel, prediction: Prediction | None = None) -> None:
+    def __init__(self, model: Model, prediction: HostPrediction | PredictionLayer | None = None) -> None:
         """Raises InvalidValue for a model without a cache."""
         cache = model.cache
         if cache is None:

@@ -1,7 +1,7 @@
-"""The decoder: Llama, Mistral, Qwen2 and Qwen3 architecture in Paddle, float32, with a paged cache.
+"""The decoder in Paddle's operators, on any of Paddle's places.
 
-Sources: RMSNorm, Zhang & Sennrich 2019; rotary positions, Su et al. 2021, in the half-split layout of Llama
-checkpoints; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020; normed queries and keys, Qwen3 (2025).
+Sources: RMSNorm, Zhang & Sennrich 2019; grouped-query attention, Ainslie et al. 2023; SwiGLU, Shazeer 2020; normed
+queries and keys, Qwen3 (2025).
 
 A step is a fixed, small number of operators for any number of rows: in decoding, a small model spends its time on the
 operators' fixed cost.
@@ -10,36 +10,28 @@ operators' fixed cost.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
 import paddle.nn.functional as functional
 from hal_core import InvalidValue
 from hal_core.devices import processor_features
-from hal_engine.model.config import LlamaConfig, read_config
-from hal_engine.model.loading import read_tensors
-from hal_engine.model.split import UNSPLIT, Shard, check_split, local_config
+from hal_engine.model.config import LlamaConfig
 from paddle.incubate.nn.functional import fused_rms_norm
 
 from hal.local_rank import HOST_PLACE
 
 from .batch import GroupPlan, ModelBatch, check_batch, order_rows, plan_run, plan_step
-from .kv_cache import PagedCache, shared_array
-from .onednn import Unsuitable
+from .kv_cache import PagedCache
+from .model import Model
 from .operators import gather, matmul, reshape, silu, softmax_
-from .prepared import PreparedDecoder
-from .weights import DecoderWeights, LayerWeights, check_place, has_fused_norm, prepare_weights
+from .weights import DecoderWeights, LayerWeights, PredictionWeights, has_fused_norm, prepare_weights
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from .ranks import TensorRanks
-
-
-Rows: TypeAlias = "Tensor | np.ndarray"
-"""Rows of floats: an array where the calls are prepared, else a tensor."""
 
 
 @dataclass(frozen=True)
@@ -82,134 +74,68 @@ class Step:
     sin: Tensor
 
 
-class LlamaModel:
-    """A loaded decoder. Not thread-safe: one worker drives it.
+class LlamaModel(Model):
+    """See :class:`hal_paddle_runner.model.Model`: in Paddle's operators, on any place."""
 
-    With ``ranks`` it is one rank's part of a decoder that is split over them (:mod:`hal_engine.model.split`), and every
-    rank runs the same batches in the same order. ``everywhere``: all ranks get the logits, not only the first.
-    """
+    cache: PagedCache | None = None
 
     def __init__(
         self,
         config: LlamaConfig,
         tensors: dict[str, np.ndarray],
         *,
-        place: str = "cpu",
+        place: str = HOST_PLACE,
         ranks: TensorRanks | None = None,
         everywhere: bool = False,
-        eager: bool = False,
+        note: str = "",
     ) -> None:
-        """``tensors``: the checkpoint's, or the rank's part (:func:`hal_engine.model.loading.read_tensors`); not
-        kept, and emptied as far as their memory is needed. ``eager``: run Paddle's operators, in host memory too."""
-        self.config, self.ranks, self.everywhere = config, ranks, everywhere
-        self.shard = UNSPLIT if ranks is None else Shard(ranks.index, ranks.size)
-        self.local = local_config(config, self.shard)
-        self.place = place
-        """Called with the number of tokens before each run of layers: ranks of other groups synchronize there."""
-        self.cache: PagedCache | None = None
-        self.prepared: PreparedDecoder | None = None
-        self.note = ""
-        """About the computations, for ``-v``."""
-        is_packed = place == HOST_PLACE and not eager
-        self.weights: DecoderWeights = prepare_weights(config, tensors, place, packed=is_packed)
-        if is_packed:
-            self._prepare(tensors)
+        """``tensors``: the checkpoint's, or the rank's part (:func:`hal_engine.model.loading.read_tensors`)."""
+        super().__init__(config, place=place, ranks=ranks, everywhere=everywhere, note=note)
+        self.weights: DecoderWeights = prepare_weights(config, tensors, place)
         self._fused_norm = has_fused_norm(place, processor_features())
         self._ones = self._put(np.ones(config.hidden_size, np.float32))
         self._heads: dict[bytes, _Heads] = {}  # by lengths, of the last steps: most repeat an earlier one
-        self._frequencies = config.rope.frequencies(config.head_dim)
-        self._rotations = self._rotation_table(0)
-        self._turn_factors = np.zeros((0, config.head_dim // 2), np.complex64)
 
-    def _prepare(self, tensors: dict[str, np.ndarray]) -> None:
-        """Prepare the layers' calls, if the library for them can be used."""
-        self._embeddings = shared_array(self.weights.embedding)
-        try:
-            self.prepared = PreparedDecoder(self.config, self.local, tensors, self.ranks, self.embed, self.turned)
-        except Unsuitable as why:
-            self.note = f"Paddle's operators, about half as fast as prepared calls: {why}"
-            self.weights = prepare_weights(self.config, tensors, self.place)
-
-    @classmethod
-    def load(
-        cls,
-        directory: Path,
-        *,
-        place: str = "cpu",
-        ranks: TensorRanks | None = None,
-        everywhere: bool = False,
-        eager: bool = False,
-    ) -> LlamaModel:
-        """Load ``config.json`` and the safetensors of ``directory`` onto ``place`` (Paddle's name).
-
-        Raises ``InvalidValue`` naming file and field or tensor for anything that is missing, broken or not supported.
-        """
-        directory = Path(directory)
-        config = read_config(directory)
-        shard = UNSPLIT if ranks is None else Shard(ranks.index, ranks.size)
-        check_split(config, shard.size)
-        check_place(place)
-        tensors = read_tensors(directory, config, shard)
-        return cls(config, tensors, place=place, ranks=ranks, everywhere=everywhere, eager=eager)
+    @property
+    def prediction(self) -> PredictionWeights | None:
+        """Return the weights of the prediction layer; None without one."""
+        return self.weights.prediction
 
     def allocate_cache(self, blocks: int, block_size: int) -> None:
-        """Allocate a new zeroed paged cache of ``blocks`` blocks of ``block_size`` tokens, ids 0 to blocks - 1."""
+        """See :meth:`Model.allocate_cache`."""
         self.cache = PagedCache(self.local, blocks, block_size, self.place)
-        if self.prepared is not None:
-            self.prepared.attach(self.cache)
-
-    def prepare(self, most_rows: int) -> None:
-        """Before the first step: make what decode steps of up to so many rows need, as far as it takes no long time."""
-        if self.prepared is not None:
-            self.note = f"calls of oneDNN; {self.prepared.prepare(most_rows)}"
 
     def forward(self, batch: ModelBatch) -> np.ndarray | None:
-        """Run one step: store the tokens' keys and values; return float32 ``[n, vocab]``, the logits after each of
-        ``batch.outputs``, by default the rows' last tokens, or None on a rank that does not get them.
-
-        The result for a row depends on the other rows only by rounding (about 1e-6: the CPU's matrix product is not
-        batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
-        """
+        """See :meth:`Model.forward`."""
         with paddle.no_grad():
             hidden, outputs = self._run(batch)
             if not len(outputs):
                 return np.zeros((0, self.config.vocab_size), np.float32)
-            return self.logits(self._last_norm(self.chosen(hidden, outputs)))
+            return self.logits(self.normed(self.chosen(hidden, outputs), self.weights.norm))
 
-    def forward_with_hidden(self, batch: ModelBatch) -> tuple[np.ndarray | None, Rows]:
-        """Do the same, and also return the last layer's output for each token, ``[tokens, hidden]``, normed, for the
-        prediction layer: an array where the calls are prepared."""
+    def forward_with_hidden(self, batch: ModelBatch) -> tuple[np.ndarray | None, Tensor]:
+        """See :meth:`Model.forward_with_hidden`."""
         with paddle.no_grad():
             hidden, outputs = self._run(batch)
-            hidden = self._last_norm(hidden)
+            hidden = self.normed(hidden, self.weights.norm)
             if not len(outputs):
                 return np.zeros((0, self.config.vocab_size), np.float32), hidden
             return self.logits(self.chosen(hidden, outputs)), hidden
 
-    def _last_norm(self, hidden: Rows) -> Rows:
-        if isinstance(hidden, np.ndarray):
-            assert self.prepared is not None
-            return self.prepared.normed(hidden)
-        return self.normed(hidden, self.weights.norm)
-
-    def chosen(self, hidden: Rows, outputs: np.ndarray) -> Rows:
+    def chosen(self, hidden: Tensor, outputs: np.ndarray) -> Tensor:
         """Return some of the rows, in rising order."""
-        if len(outputs) == len(hidden):
-            return hidden
-        return hidden[outputs] if isinstance(hidden, np.ndarray) else gather(hidden, self._put(outputs))
+        return hidden if len(outputs) == len(hidden) else gather(hidden, self._put(outputs))
 
     def _put(self, array: np.ndarray) -> Tensor:
         """Copy to the model's place. ``paddle.to_tensor`` does the same with so much Python that several calls of it
         are a tenth of a small model's step."""
         return paddle.Tensor(value=array, place=self.weights.norm.place)
 
-    def _run(self, batch: ModelBatch) -> tuple[Rows, np.ndarray]:
+    def _run(self, batch: ModelBatch) -> tuple[Tensor, np.ndarray]:
         """Return hidden states ``[tokens, hidden]`` before the last norm, and int64 ``[n]`` of tokens with requested
         logits."""
         if self.cache is None:
             raise InvalidValue("no cache", cure="call allocate_cache first", argument="forward")
-        if self.prepared is not None:
-            return self.prepared.run(batch)
         step, outputs = self.placed(batch, self.cache)
         hidden = self.embedded(batch.token_ids)
         for number, layer in enumerate(self.weights.layers):
@@ -259,19 +185,9 @@ class LlamaModel:
         """Return ``[tokens, hidden]``: each token's row of the embedding, from the rank that has it."""
         if self.ranks is None:
             return functional.embedding(self._put(token_ids), self.weights.embedding)
-        part = self.shard.part(self.config.vocab_size)
-        here = (token_ids >= part.start) & (token_ids < part.stop)
-        rows = functional.embedding(self._put(np.where(here, token_ids - part.start, 0)), self.weights.embedding)
+        here, places = self.here(token_ids)
+        rows = functional.embedding(self._put(places), self.weights.embedding)
         return self.ranks.all_reduce(rows * self._put(here.astype(np.float32)[:, None]))
-
-    def embed(self, token_ids: np.ndarray, rows: np.ndarray) -> None:
-        """Write the embeddings of tokens to rows in host memory, zeros where another rank has them."""
-        if self.ranks is None:
-            self._embeddings.take(token_ids, 0, rows, "clip")
-            return
-        part = self.shard.part(self.config.vocab_size)
-        self._embeddings.take(token_ids - part.start, 0, rows, "clip")
-        rows[(token_ids < part.start) | (token_ids >= part.stop)] = 0
 
     def _summed(self, partial: Tensor) -> Tensor:
         """Return the sum of the ranks' partial results."""
@@ -304,33 +220,7 @@ class LlamaModel:
         are unchanged: they are multiplied by one, as at position 0."""
         rows = positions[..., heads.tokens]
         rows[..., heads.turned :] = 0
-        return self.rotations(rows)
-
-    def rotations(self, positions: np.ndarray) -> np.ndarray:
-        """Return float32 ``[2, ..., head_dim]``: cosines at ``positions`` int64 ``[...]``, and sines with their
-        signs."""
-        most = int(positions.max()) + 1
-        if most > self._rotations.shape[1]:  # twice as many as needed, so that it rarely grows
-            self._rotations = self._rotation_table(min(2 * most, self.config.max_position_embeddings))
-        found: np.ndarray = self._rotations[:, positions]
-        return found
-
-    def turned(self, positions: np.ndarray) -> np.ndarray:
-        """Return the same rotations as factors of a head's halves as complex numbers, complex64 ``[n, 1, head_dim /
-        2]``."""
-        most, half = int(positions.max()) + 1, self.config.head_dim // 2
-        if most > len(self._turn_factors):
-            cos, sin = self._rotation_table(min(2 * most, self.config.max_position_embeddings))
-            self._turn_factors = (cos[:, :half] + 1j * sin[:, half:]).astype(np.complex64)
-        found: np.ndarray = self._turn_factors[positions][:, None]
-        return found
-
-    def _rotation_table(self, positions: int) -> np.ndarray:
-        """Return float32 ``[2, positions, head_dim]``: the cosines, and the sines with their signs."""
-        angles = np.arange(positions)[:, None] * self._frequencies
-        cos, sin = np.cos(angles), np.sin(angles)
-        table = [np.concatenate([cos, cos], axis=-1), np.concatenate([-sin, sin], axis=-1)]
-        return np.stack(table).astype(np.float32)
+        return self.rotary.rotations(rows)
 
     def normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the RMSNorm of each row. Those of the layers have a weight of ones (None): ``prepare_weights`` folded
@@ -389,19 +279,6 @@ class LlamaModel:
             joined = gather(joined.reshape([-1, width]), step.heads.merge_index)
         return reshape(joined, [-1, self.local.num_attention_heads * width])
 
-    def logits(self, normed: Rows, *, everywhere: bool = False) -> np.ndarray | None:
-        """Return float32 ``[n, vocab]`` of hidden states after the last norm: on every rank or only on the first, as
-        set for the model unless ``everywhere``."""
-        part: Rows
-        if self.prepared is not None:
-            part = self.prepared.logits(np.asarray(normed))
-        else:
-            part = matmul(normed, self.weights.head, transpose_y=True)
-        if self.ranks is None:
-            logits: np.ndarray = np.asarray(part)
-            return logits
-        parts = self.ranks.all_gather(part) if self.everywhere or everywhere else self.ranks.gather(part)
-        if parts is None:
-            return None
-        rows: np.ndarray = np.asarray(parts).transpose(1, 0, 2).reshape(part.shape[0], -1)
-        return np.ascontiguousarray(rows[:, : self.config.vocab_size])
+    def head(self, normed: Tensor) -> Tensor:
+        """See :meth:`Model.head`."""
+        return matmul(normed, self.weights.head, transpose_y=True)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from hal_core import Unavailable
 from hal_core.devices import HOST
 from hal_engine.proposers import NONE, Setup, make_proposer
 
+from hal.cli.failures import cure_of, one_line
+from hal.local_rank import HOST_PLACE
+from hal.opening import quiet_paddle
+
 from .drafting import companions_of
-from .llama import LlamaModel
+from .model import Model, load_model
 from .ranks import TensorRanks, library_of, open_on_place
 from .runner import ModelRunner
 
@@ -21,10 +28,20 @@ _GOLDEN = 0x9E37_79B9_7F4A_7C15
 
 
 def make(setup: RunnerSetup) -> ModelRunner:
-    """Return the runner of a setup. Raises :class:`InvalidValue` for what cannot be."""
+    """Return the runner of a setup. Raises :class:`InvalidValue` for what cannot be, and :class:`Unavailable` if Paddle
+    is needed and cannot be imported."""
     group = setup.group
+    if setup.place != HOST_PLACE:
+        with _loading(setup):
+            import paddle  # noqa: F401 (what follows needs it, and its errors are of this part)
     ranks = _ranks(setup) if group.size > 1 else None
-    model = LlamaModel.load(setup.model, place=setup.place, ranks=ranks, everywhere=setup.everywhere)
+    model = load_model(
+        setup.model,
+        place=setup.place,
+        ranks=ranks,
+        everywhere=setup.everywhere,
+        loading=lambda: _loading(setup),
+    )
     setup.status("preparing the model's calls")
     model.prepare(setup.sizes.num_slots)
     proposer = _proposer(setup, model)
@@ -47,6 +64,20 @@ def make(setup: RunnerSetup) -> ModelRunner:
         raise
 
 
+@contextmanager
+def _loading(setup: RunnerSetup) -> Iterator[None]:
+    """Inside, Paddle is imported."""
+    setup.status("loading Paddle")
+    try:
+        with quiet_paddle(), setup.importing():
+            yield
+    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: a library of Paddle's cannot be loaded
+        if isinstance(error, ModuleNotFoundError):
+            raise
+        what = f"Paddle, which the model runs on, cannot be imported: {one_line(error)[:400]}"
+        raise Unavailable(what, cure=f"reinstall it: {cure_of('paddle')}") from error
+
+
 def _ranks(setup: RunnerSetup) -> TensorRanks:
     """Return the collectives over the library of the model's place, whose groups every rank opens here."""
     library = library_of(setup.place, setup.device.capabilities.collective)
@@ -55,7 +86,7 @@ def _ranks(setup: RunnerSetup) -> TensorRanks:
     return TensorRanks(setup.group, backend=library, timeout=setup.timeout)
 
 
-def _proposer(setup: RunnerSetup, model: LlamaModel) -> Proposer | None:
+def _proposer(setup: RunnerSetup, model: Model) -> Proposer | None:
     """Return this rank's proposer. One on the host runs on the group's first rank alone, which sends its drafts to the
     others; one that runs the model's layers runs on every rank."""
     sizes = setup.sizes

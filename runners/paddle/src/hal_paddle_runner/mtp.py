@@ -21,11 +21,14 @@ from hal_engine.proposers.proposer import Drawn, Fed, Int64s, Proposer, Setup
 from hal_engine.sampling import STATE_FIELDS, SamplingRows, draw_drafts, sample
 
 from .batch import ModelBatch
+from .host import HostModel
+from .model import Model
+from .prediction_host import HostPrediction
 
 if TYPE_CHECKING:
     from hal_core import AdmittedRequest
 
-    from .prediction import Prediction
+    from .prediction import PredictionLayer
     from .prediction_host import Part
 
 Array = np.ndarray[Any, Any]
@@ -77,24 +80,22 @@ class Mtp:
     """Cost of one run of the layer as a fraction of a step; on a cpu a quarter (measured, a model of four layers)."""
 
     def __init__(self, setup: Setup) -> None:
-        from .llama import LlamaModel
-
-        if not isinstance(setup.model, LlamaModel):
+        if not isinstance(setup.model, Model):
             raise InvalidValue(
                 "no model with a prediction layer is available",
                 cure="choose another proposer, as ngram",
                 argument="--speculate",
             )
-        if setup.model.weights.prediction is None:
+        if not setup.model.config.num_nextn_predict_layers:
             raise InvalidValue(
                 "the checkpoint has no multi-token-prediction layer (num_nextn_predict_layers is 0)",
                 cure="choose another proposer, as ngram, or a checkpoint that has one",
                 argument="--speculate",
             )
         self._model, self._setup = setup.model, setup
-        if setup.model.prepared is not None:
+        if isinstance(setup.model, HostModel):
             self.draft_cost /= 2
-        self._layer: Prediction | None = None
+        self._layer: HostPrediction | PredictionLayer | None = None
         self._sequences: dict[int, _Sequence] = {}
         self._fed: Fed | None = None
 
@@ -211,13 +212,25 @@ class Mtp:
         """Drop the layer's cache."""
         self._layer = None
 
-    def layer(self) -> Prediction:
+    def layer(self) -> HostPrediction | PredictionLayer:
         """The layer, created on first use."""
         if self._layer is None:  # the model has its cache by now, and this one is as large
-            from .prediction import open_prediction
-
             self._layer = open_prediction(self._model)
         return self._layer
+
+
+def open_prediction(model: Model) -> HostPrediction | PredictionLayer:
+    """Return the prediction layer of ``model``, with a cache of the size of the model's: block ids mean the same in
+    both. Raises ``InvalidValue`` for a model without a cache."""
+    if model.cache is None:
+        raise InvalidValue("the model has no cache yet", cure="call allocate_cache first", argument="model")
+    if isinstance(model, HostModel):
+        return HostPrediction(model)
+    from .llama import LlamaModel
+    from .prediction import PredictionLayer
+
+    assert isinstance(model, LlamaModel)
+    return PredictionLayer(model)
 
 
 def mtp_in(proposer: Proposer) -> Mtp | None:

@@ -1,6 +1,6 @@
 """oneDNN's C functions, by ctypes: matrix products with packed weights and fused ends, and softmax.
 
-The library is the one in Paddle's wheel, which Paddle has loaded. A :class:`Kernel` is made once for its shapes;
+The library is the one in Paddle's wheel; Paddle itself is not imported. A :class:`Kernel` is made once for its shapes;
 ``execute(*call)`` is then one foreign call on fixed memory, which returns 0 or an error's number.
 """
 
@@ -10,11 +10,11 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import paddle
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 Call: TypeAlias = "tuple[c_void_p, c_void_p, int, c_void_p]"
@@ -59,8 +59,11 @@ Layout: TypeAlias = Handle
 
 
 def library_path() -> Path:
-    """Return where Paddle's wheel has the library."""
-    return Path(paddle.__file__).parent / "libs" / NAME
+    """Return where Paddle's wheel has the library. Raises :class:`Unsuitable` without Paddle."""
+    found = find_spec("paddle")
+    if found is None or found.origin is None:
+        raise Unsuitable("paddle is not installed")
+    return Path(found.origin).parent / "libs" / NAME
 
 
 def open_library(path: Path) -> OneDnn:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from hal_engine.model.config import LlamaConfig
 
+from .joining import join_layer
 from .onednn import Call, Floats, Kernel, Memory, OneDnn, aligned
-from .weights import join_layer
 
 LAYOUT_ROWS = 32
 """The class of rows whose kernels choose the layout of the weights, which is then every class's."""

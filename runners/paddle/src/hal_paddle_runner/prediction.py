@@ -7,46 +7,28 @@ to the entries before it, and predicts token ``i + 2``. Further tokens result fr
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import paddle
-from hal_core import InvalidValue
 
 from .kv_cache import PagedCache
-from .prediction_host import HostPrediction, Part
 
 if TYPE_CHECKING:
     from paddle import Tensor
 
     from .batch import ModelBatch
     from .llama import LlamaModel, Step
-
-
-Prediction: TypeAlias = "PredictionLayer | HostPrediction"
-"""The layer of a model, and its cache of the model's size: block ids mean the same in both."""
-
-
-def open_prediction(model: LlamaModel) -> Prediction:
-    """Return the layer of ``model``, which has its cache. Raises ``InvalidValue`` for a checkpoint without one."""
-    if model.weights.prediction is None:
-        raise InvalidValue(
-            "the checkpoint has no multi-token-prediction layer (num_nextn_predict_layers is 0)",
-            cure="choose another proposer, as ngram, or a checkpoint that has one",
-            argument="--speculate",
-        )
-    if model.cache is None:
-        raise InvalidValue("the model has no cache yet", cure="call allocate_cache first", argument="model")
-    return PredictionLayer(model) if model.prepared is None else HostPrediction(model)
+    from .prediction_host import Part
 
 
 class PredictionLayer:
     """The layer in Paddle, on the model's place."""
 
     def __init__(self, model: LlamaModel) -> None:
-        assert model.weights.prediction is not None
+        assert model.prediction is not None
         assert model.cache is not None
-        self.model, self._weights = model, model.weights.prediction
+        self.model, self._weights = model, model.prediction
         shape = model.cache.shape
         one = replace(model.local, num_hidden_layers=1)
         self.cache = PagedCache(one, shape.blocks, shape.block_size, model.place)

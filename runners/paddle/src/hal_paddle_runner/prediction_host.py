@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .batch import ModelBatch
-from .kv_cache import PagedCache, as_array
+from .host import HostCache
 
 if TYPE_CHECKING:
-    from .llama import LlamaModel
+    from .host import HostModel
 
 Array = np.ndarray[Any, Any]
 Floats = Array
@@ -24,18 +24,17 @@ Part: TypeAlias = "tuple[Any, int, int]"
 class HostPrediction:
     """See :class:`hal_paddle_runner.prediction.PredictionLayer`, whose methods it has."""
 
-    def __init__(self, model: LlamaModel) -> None:
-        weights, decoder = model.weights.prediction, model.prepared
+    def __init__(self, model: HostModel) -> None:
+        weights, decoder = model.prediction, model.decoder
         assert weights is not None
-        assert decoder is not None
         assert model.cache is not None
         shape, one = model.cache.shape, replace(model.local, num_hidden_layers=1)
         self.model, self._decoder = model, decoder
-        self.cache = PagedCache(one, shape.blocks, shape.block_size, model.place)
+        self.cache = HostCache(one, shape.blocks, shape.block_size)
         (self._view,) = decoder.views(self.cache)
-        arrays = {name: None if found is None else as_array(found) for name, found in vars(weights.layer).items()}
-        self._layer = decoder.weights.layer(arrays)
-        self._join, self._norm = as_array(weights.join), as_array(weights.norm) * decoder.weights.root
+        self._layer = decoder.weights.layer(weights.layer)
+        self._join = np.ascontiguousarray(weights.join)
+        self._norm = weights.norm * decoder.weights.root
 
     def kept(self, hidden: Floats) -> Floats:
         """Return the target's output of a step, in the form that :meth:`feed` takes."""

@@ -17,7 +17,6 @@ import numpy as np
 from hal_core import InvalidValue
 
 from .batch import SHORT, RowOrder, by_length, check_batch, order_rows, padded, pieces_of, slots_after, slots_of
-from .kv_cache import shared_array
 from .onednn import Floats, Unsuitable, library_path, open_library
 from .packed import Attention, Head, PackedWeights, Room, Rows, row_sums
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from hal_engine.model.config import LlamaConfig
 
     from .batch import CacheShape, ModelBatch
-    from .kv_cache import PagedCache
+    from .host import HostCache
     from .onednn import Call
     from .packed import Layer
     from .ranks import TensorRanks
@@ -106,16 +105,15 @@ class PreparedDecoder:
         self._kinds = set(onednn.names)
         self.weights.pack(tensors)
 
-    def attach(self, cache: PagedCache) -> None:
+    def attach(self, cache: HostCache) -> None:
         """Use a new cache. The caller keeps it."""
         self._shape, self._last = cache.shape, None
         self._views = self.views(cache)
 
-    def views(self, cache: PagedCache) -> list[tuple[Floats, Floats]]:
+    def views(self, cache: HostCache) -> list[tuple[Floats, Floats]]:
         """Return each layer of a cache as slots, and as pieces."""
-        arrays = [shared_array(tensor) for tensor in cache.layers]
         width = cache.shape.piece * self.weights.width
-        return [(array, array.reshape(-1, width)) for array in arrays]
+        return [(array, array.reshape(-1, width)) for array in cache.layers]
 
     def prepare(self, most_rows: int) -> str:
         """Make the classes of decode steps of up to so many rows, the largest first, whose memory the others share;

@@ -13,11 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import paddle
 from hal_core import InvalidValue
 from hal_core.devices import HOST, HostGroup, OpenGroup, dtype_of, open_groups, opened
 
-from .weights import check_place
+from hal.local_rank import HOST_PLACE
 
 if TYPE_CHECKING:
     from hal_core import Group
@@ -26,6 +25,12 @@ if TYPE_CHECKING:
 def library_of(place: str, collective: str) -> str:
     """Return the collective library for tensors on a place (Paddle's name, such as "gpu:0"): hal's own for host memory,
     else ``collective``, that of the computing device. Raises as :func:`hal_paddle_runner.weights.check_place`."""
+    if place == HOST_PLACE:
+        return HOST
+    import paddle
+
+    from .weights import check_place
+
     check_place(place)
     return HOST if paddle.to_tensor(0, place=place).place.is_cpu_place() else collective
 
@@ -42,6 +47,8 @@ def open_on_place(
     the device makes its own groups by that library. Every rank of the job makes the same call."""
     if getattr(getattr(device, "device", device), "groups_by", "") == library:
         return
+    import paddle
+
     before = paddle.get_device()
     paddle.set_device(place)
     try:
@@ -92,6 +99,8 @@ class TensorRanks:
         """Return a tensor for the results of all ranks; the ranks of a group are in rising order, as a group's are."""
         if isinstance(tensor, np.ndarray):
             return np.empty((self.size * len(tensor), *tensor.shape[1:]), tensor.dtype)
+        import paddle
+
         with paddle.no_grad():
             return paddle.concat([tensor] * self.size)
 
@@ -116,6 +125,8 @@ class _OnDevice:
     """The collectives of a process group of Paddle's."""
 
     def __init__(self, group: Any, first: int) -> None:  # noqa: ANN401 (a process group of Paddle's)
+        import paddle
+
         self._group, self._first, self._sum = group, first, paddle.base.core.ReduceOp.SUM
 
     def all_reduce(self, tensor: Any) -> None:  # noqa: ANN401

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hal_engine.proposers import Proposer
 
     from .blocks import PagedBlocks
-    from .llama import LlamaModel
+    from .model import Model
 
 Array = np.ndarray[Any, Any]
 
@@ -52,7 +52,7 @@ class ModelRunner(HostRunner):
         self,
         device: BoundDevice,
         state: SlotState,
-        model: LlamaModel,
+        model: Model,
         blocks: int,
         *,
         group: Group = ALONE,

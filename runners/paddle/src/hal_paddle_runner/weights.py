@@ -1,9 +1,4 @@
-"""The checkpoint's tensors as the decoder uses them: on a Paddle place, joined where one product serves several.
-
-Each norm's weight, and the attention's ``head_dim ** -0.5``, are multiplied into the matrix that follows, which saves
-operators and changes results by rounding only. Where queries and keys are normed themselves, that factor is in the
-weight of their norm, because a factor before a norm is lost in it.
-"""
+"""The checkpoint's tensors as Paddle's operators use them: joined, on a place."""
 
 from __future__ import annotations
 
@@ -19,6 +14,8 @@ from hal_core.devices import X86
 from hal_engine.model.config import LlamaConfig
 
 from hal.local_rank import HOST_PLACE
+
+from .joining import join_layer, join_prediction
 
 if TYPE_CHECKING:
     from paddle import Tensor
@@ -49,18 +46,16 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class PredictionWeights:
-    """The multi-token-prediction layer (DeepSeek-AI 2024, DeepSeek-V3, section 2.2); embedding and head are shared."""
+    """See :class:`hal_paddle_runner.joining.JoinedPrediction`."""
 
     join: Tensor
-    """``[2 * hidden, hidden]``: of the next token's embedding and the hidden state, their norms folded in."""
     layer: LayerWeights
     norm: Tensor
 
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All weights; ``head`` is ``embedding`` itself where the two are tied. Where layers and head are packed
-    (:mod:`hal_paddle_runner.packed`), ``layers`` is empty and ``head`` not used."""
+    """All weights; ``head`` is ``embedding`` itself where the two are tied."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -71,58 +66,25 @@ class DecoderWeights:
     """None where the checkpoint has none."""
 
 
-def prepare_weights(
-    config: LlamaConfig, tensors: Mapping[str, np.ndarray], place: str, *, packed: bool = False
-) -> DecoderWeights:
-    """Join, fold and place the tensors of a validated checkpoint; ``packed``: but layers and head."""
+def prepare_weights(config: LlamaConfig, tensors: Mapping[str, np.ndarray], place: str) -> DecoderWeights:
+    """Join, fold and place the tensors of a validated checkpoint."""
 
     def put(array: np.ndarray) -> Tensor:
         return paddle.to_tensor(np.ascontiguousarray(array), place=place)
 
-    def layer(number: int) -> LayerWeights:
-        arrays = join_layer(config, tensors, f"model.layers.{number}")
+    def layer(arrays: Mapping[str, np.ndarray | None]) -> LayerWeights:
         return LayerWeights(**{name: None if array is None else put(array) for name, array in arrays.items()})
 
-    def prediction(number: int) -> PredictionWeights:
-        prefix = f"model.layers.{number}"
-        norms = np.concatenate([tensors[f"{prefix}.{name}.weight"] for name in ("enorm", "hnorm")])
-        join = (tensors[f"{prefix}.eh_proj.weight"] * norms).T
-        return PredictionWeights(put(join), layer(number), put(tensors[f"{prefix}.shared_head.norm.weight"]))
-
+    layers = (join_layer(config, tensors, f"model.layers.{number}") for number in range(config.num_hidden_layers))
+    last = join_prediction(config, tensors)
     embedding = put(tensors["model.embed_tokens.weight"])
     return DecoderWeights(
         embedding=embedding,
-        layers=() if packed else tuple(layer(number) for number in range(config.num_hidden_layers)),
+        layers=tuple(layer(arrays) for arrays in layers),
         norm=put(tensors["model.norm.weight"]),
-        head=embedding if packed or config.tie_word_embeddings else put(tensors["lm_head.weight"]),
-        prediction=prediction(config.num_hidden_layers) if config.num_nextn_predict_layers else None,
+        head=embedding if config.tie_word_embeddings else put(tensors["lm_head.weight"]),
+        prediction=None if last is None else PredictionWeights(put(last.join), layer(last.layer), put(last.norm)),
     )
-
-
-def join_layer(config: LlamaConfig, tensors: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray | None]:
-    """Return the arrays of :class:`LayerWeights`, by name."""
-
-    def weight(name: str, kind: str = "weight") -> np.ndarray:
-        return tensors[f"{prefix}.{name}.{kind}"]
-
-    scale = np.float32(config.head_dim**-0.5)
-    before_norm = np.float32(1) if config.qk_norm else scale
-
-    def qkv(kind: str) -> np.ndarray:
-        parts = [weight(f"self_attn.{name}_proj", kind) for name in ("q", "k", "v")]
-        return np.concatenate([parts[0] * before_norm, *parts[1:]])
-
-    return {
-        "qkv": (qkv("weight") * weight("input_layernorm")).T,
-        "qkv_bias": qkv("bias") if config.qkv_bias else None,
-        "q_norm": weight("self_attn.q_norm") * scale if config.qk_norm else None,
-        "k_norm": weight("self_attn.k_norm") if config.qk_norm else None,
-        "output": weight("self_attn.o_proj").T,
-        "output_bias": weight("self_attn.o_proj", "bias") if config.output_bias else None,
-        "gate": (weight("mlp.gate_proj") * weight("post_attention_layernorm")).T,
-        "up": (weight("mlp.up_proj") * weight("post_attention_layernorm")).T,
-        "down": weight("mlp.down_proj").T,
-    }
 
 
 def check_place(place: str) -> None:

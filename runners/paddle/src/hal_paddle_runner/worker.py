@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hal_core import BoundDevice, Sink, StateConfig
     from hal_engine.proposers import Proposer
 
-    from .llama import LlamaModel
+    from .model import Model
 
 
 class Worker(Stepper):
@@ -33,7 +33,7 @@ class Worker(Stepper):
     def __init__(
         self,
         device: BoundDevice,
-        model: LlamaModel,
+        model: Model,
         sizes: StateConfig,
         blocks: int,
         sink: Sink,
@@ -48,6 +48,6 @@ class Worker(Stepper):
         super().__init__(device, state, runner, sink, blocks=blocks, group=group)
 
     @property
-    def model(self) -> LlamaModel:
+    def model(self) -> Model:
         """Return the model that it runs."""
         return self.runner.model
