@@ -130,7 +130,8 @@ class Supervisor:
         if self._options.json:
             print(render(report, "json"))
         for problem in () if found.device else report.problems:
-            print(f"hal conform: error: {problem}", file=sys.stderr)
+            line, _, trace = problem.partition("\n")
+            print(*filter(None, [trace]), f"hal conform: error: {line}", sep="\n", file=sys.stderr)
         return 0 if report.ok else self._status or 1
 
     def _patience(self) -> float:
