@@ -3,7 +3,7 @@
 import pytest
 from hal_conformance.harness import claims
 from hal_conformance.report.outcomes import IN_PART, NOT_CHOSEN, Report
-from hal_conformance.report.rendering import lines, verdict
+from hal_conformance.report.rendering import lines, verdict, wrapped
 
 
 @pytest.fixture
@@ -44,3 +44,8 @@ def test_what_only_has_left_of_a_guarantee_is_counted_by_itself():
     printed = list(lines(Report(HEADER, entries)))
     assert [line.split()[:3] for line in printed[3:-1]] == [["G8", "ok"], ["G9", "in", "part"]]
     assert printed[-1] == "  1 checked, 1 in part, 1 not chosen (--only): conforms as far as checked"
+
+
+def test_long_lines_are_wrapped_between_words_but_commands():
+    assert wrapped("  G9   ok      every field of every slot", 24) == "  G9   ok      every\n    field of every slot"
+    assert wrapped(command := "    reproduce: hal conform cpu --only G9", 24) == command

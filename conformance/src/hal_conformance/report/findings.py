@@ -18,7 +18,19 @@ from hal_core.errors import InvalidValue
 from ..harness.claims import ALLOWED, CLAIMS, Claim
 from ..harness.guarantees import BY_NUMBER
 from .machine import machine
-from .outcomes import EXPECTED, FAILED, IN_PART, LEFT_OUT, NOT_CHOSEN, NOT_RUN, PASSED, SKIPPED, UNEXPECTED, Outcome, Report
+from .outcomes import (
+    EXPECTED,
+    FAILED,
+    IN_PART,
+    LEFT_OUT,
+    NOT_CHOSEN,
+    NOT_RUN,
+    PASSED,
+    SKIPPED,
+    UNEXPECTED,
+    Outcome,
+    Report,
+)
 from .rendering import lines, render
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,7 +16,8 @@ from .outcomes import EXPECTED, IN_PART, NOT_CHOSEN, NOT_RUN, PASSED, SKIPPED, R
 
 JUNIT = {SKIPPED: ("skipped", "skipped"), EXPECTED: ("skipped", "skipped"), NOT_RUN: ("error", "errors")}
 """Outcomes of a test, and what they are in JUnit's words; others are failures."""
-MARKS = {"checked": "ok", "in part": "in part", "skipped": "--", "failed": "FAILED", "expected failure": "xfail", NOT_RUN: NOT_RUN}
+MARKS = {"checked": "ok", "in part": "in part", "skipped": "--", "failed": "FAILED"}
+MARKS |= {"expected failure": "xfail", NOT_RUN: NOT_RUN}
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -63,6 +65,14 @@ def _standing(entry: dict[str, Any]) -> str:
     if entry["note"] == NOT_CHOSEN:
         return NOT_CHOSEN
     return "in part" if entry["status"] == "checked" and entry["note"].startswith(IN_PART) else str(entry["status"])
+
+
+def wrapped(line: str, columns: int) -> str:
+    """Return a line of :func:`lines` for a terminal, wrapped between words; commands, which are copied, stay whole."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    if len(line) <= columns or line.lstrip().startswith("reproduce:"):
+        return line
+    return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def verdict(report: Report) -> str:
