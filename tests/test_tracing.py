@@ -132,6 +132,7 @@ def test_ranks_append_a_process_each(command, tmp_path):
         assert names["save_output"] == names["broadcast_tokens"] >= 6  # as the host called it, and its ticket
 
 
+@pytest.mark.conform
 def test_a_server_traces_its_engine(tmp_path):
     path = tmp_path / "served.pftrace"
     with serving("--slots", "2", "--trace", str(path)) as served:

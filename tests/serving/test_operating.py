@@ -289,6 +289,36 @@ def test_what_cannot_be_is_one_line(command, options, says):
     assert says in done.err
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PORT", "tcp://10.0.0.1:80", "'tcp://10.0.0.1:80' is no whole number"),
+        ("PORT", "99999", "99999 (give a number from 0 to 65535)"),
+        ("LENIENT", "maybe", "'maybe' is no boolean"),
+        ("MODEL", "/nowhere", "no directory '/nowhere' (give a directory with config.json)"),
+    ],
+)
+def test_a_value_of_the_environment_is_refused_by_its_variable(command, monkeypatch, name, value, says):
+    monkeypatch.setenv(f"HAL_SERVE_{name}", value)
+    done = command("serve", "--device", "cpu")
+    assert (done.status, done.err) == (2, f"hal: error: HAL_SERVE_{name}: {says}\n")
+
+
+def test_a_value_of_the_file_is_refused_by_its_key(command, tmp_path):
+    (tmp_path / "hal.toml").write_text("max_waiting = -1\nport = 0")
+    done = command("serve", "--device", "cpu", "--config", str(tmp_path / "hal.toml"))
+    where = f"--config: {tmp_path}/hal.toml: max-waiting"
+    assert (done.status, done.err) == (2, f"hal: error: {where}: -1 (give a number of at least 0)\n")
+
+
+@pytest.mark.conform
+def test_an_error_of_the_engine_process_names_the_variable():
+    with started("--port", "0", HAL_SERVE_DEVICE="nowhere") as process:
+        assert " on http://" in process.stderr.readline()
+        assert process.stderr.readline().startswith("hal: error: HAL_SERVE_DEVICE: no device 'nowhere'; installed: ")
+        assert process.wait(HANGS) == 2
+
+
 def test_a_socket_that_cannot_be_made_is_named():
     with started("--device", "cpu", "--uds", "/nowhere/x") as process:
         line = process.stderr.readline()
