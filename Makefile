@@ -145,6 +145,7 @@ fuzz: $(STAMP)   ## fuzz the decoding of frames with atheris, then readers at th
 	$(BIN)/python tests/output/episodes.py --siege 300 --schemes ipc
 
 dist: $(STAMP)   ## wheels of all distributions into dist/, and each Python with newest and lowest dependencies on them (ARGS=3.11)
+	$(BIN)/python -m pip install -q --disable-pip-version-check uv
 	$(BIN)/python tools/dist.py $(ARGS)
 
 size:            ## lines and statements by room, protocols, timeouts, decisions, words of pages

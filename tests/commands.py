@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIBRARIES = ("paddle", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
+LIBRARIES = ("numpy", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
 LIBRARIES += ("pytest", "hypothesis.stateful")
 """What ``hal run`` and ``hal conform`` import besides hal, and what takes most of their time; for the fixture ``warm``,
 whose process is the same for all files that ask for the same."""

@@ -1,5 +1,7 @@
 """A program of a user's, checked as one that has hal installed: strict mypy (`make lint`, `make dist`) and pyright."""
 
+# pyright: strict
+
 from __future__ import annotations
 
 import asyncio

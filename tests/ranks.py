@@ -10,7 +10,7 @@ from hal_conformance.ranks.processes import RankPool
 
 from tests.warm import Warm
 
-LIBRARIES = ("paddle", "numpy", "safetensors.numpy", "tokenizers", "msgspec")
+LIBRARIES = ("numpy", "safetensors.numpy", "tokenizers", "msgspec")
 RANK = "import sys; from hal_conformance.ranks.processes import main; main(sys.argv[1:])"
 
 

@@ -1,10 +1,13 @@
 """``hal bench``: the rows of a device, one object of JSON, two results beside each other, and what is refused."""
 
 import json
+import sys
 
 import pytest
 
-from .commands import LIBRARIES
+from hal.cli import bench
+
+from .commands import LIBRARIES, Terminal
 
 WARM = LIBRARIES
 HOOKS = {"insert_tasks", "async_set_value", "save_output", "broadcast_tokens"}
@@ -55,3 +58,11 @@ def test_what_is_no_result_is_refused(command, tmp_path, content, what):
     assert (done.status, done.out) == (2, "")
     assert what in done.err
     assert command("bench", "cpu", "--compare", str(file), str(file)).status == 2
+
+
+def test_a_narrow_terminal_has_the_hooks_above_their_sizes(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    bench._print(["hook", "size", "call"], [["insert_tasks", "1", "10.0"], ["insert_tasks", "16", "20.0"]])
+    lines = ["hook", "  size  call", "insert_tasks", "  1     10.0", "  16    20.0"]
+    assert terminal.getvalue().splitlines() == lines

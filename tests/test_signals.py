@@ -311,7 +311,7 @@ def test_a_signal_that_a_test_of_the_kit_swallows_ends_it_before_the_next(tmp_pa
     check_end(process.returncode, out, err, SIGTERM)
     assert ("!!!" in out, "KeyboardInterrupt" in out, "conforms" in out) == (False, False, False)
     assert out.splitlines()[-1].startswith("  interrupted: "), out
-    assert out.splitlines()[-1].endswith(" not run: no verdict")
+    assert out.splitlines()[-1].endswith(" not run, 26 not chosen (--only): no verdict")
     reached, not_reached = (line for line in out.splitlines() if line.startswith(("  G24 ", "  G25 ")))
     assert ("not run" in reached, reached.endswith(": not run]")) == (True, True)
     assert not_reached.startswith("  G25  not run every mode")

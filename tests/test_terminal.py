@@ -234,11 +234,11 @@ def test_after_an_interrupt_no_status_is_left(streams, monkeypatch):
     assert errors.getvalue() == "\rstarting the ranks\x1b[K\r\x1b[K"
 
 
-@pytest.mark.parametrize("verbose", [False, True])
-def test_the_closing_line_is_complete_however_long(verbose):
+@pytest.mark.parametrize(("verbose", "live"), [(False, False), (True, False), (False, True)])
+def test_the_closing_line_is_complete_however_long(verbose, live):
     """It names the stand-in, at its end; a terminal wraps it."""
     counting = Counting()
-    answers, options = SimpleNamespace(tokens=10, cut_off=""), SimpleNamespace(quiet=False, verbose=verbose)
+    answers, options = SimpleNamespace(tokens=10, cut_off=""), SimpleNamespace(quiet=False, verbose=verbose, live=live)
     parts = {
         "seconds": 2.0,
         "place": f"device {'x' * 200} (sim)",
@@ -247,6 +247,6 @@ def test_the_closing_line_is_complete_however_long(verbose):
     }
     summarize(counting, answers, options, **parts)
     *before, line = "".join(counting.written).splitlines()
-    assert before == (["one", "two", "three"] if verbose else [])
+    assert before == (["one", "two", "three"] if verbose else ["one"] * live)
     more = "" if verbose else "; 2 notes: -v"
     assert line == f"10 tokens in 2.00 s (5.0 tokens/s), device {'x' * 200} (sim){more}"

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from itertools import pairwise
 
+import httpx
 import numpy as np
 import pytest
 from hal_core import StateConfig, hookimpl
@@ -14,6 +15,7 @@ from hal_engine.tracing import traced
 import hal
 
 from .commands import LIBRARIES
+from .serving.conftest import HANGS, serving
 
 pb2 = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="perfetto is not installed")
 WARM = LIBRARIES
@@ -128,3 +130,19 @@ def test_ranks_append_a_process_each(command, tmp_path):
             name for uuid, spans in read.spans.items() if read.parents[uuid] == process for name, *_ in spans
         )
         assert names["save_output"] == names["broadcast_tokens"] >= 6  # as the host called it, and its ticket
+
+
+@pytest.mark.conform
+def test_a_server_traces_its_engine(tmp_path):
+    path = tmp_path / "served.pftrace"
+    with serving("--slots", "2", "--trace", str(path)) as served:
+        for number in (1, 2):
+            body = {"prompt": "def main(", "max_tokens": 3 + number, "temperature": 0}
+            assert httpx.post(f"{served.url}/v1/completions", json=body, timeout=HANGS).status_code == 200
+    read = Read(path)
+    assert [*read.processes.values()] == ["engine, cpu:0"]
+    calls, ended = (Counter(name for name, *_ in read.of(track)) for track in ("calls", "stream 0"))
+    assert calls == ended
+    assert calls["save_output"] == len(read.of("steps")) == read.marks["update_inputs"] >= 4 + 5
+    assert calls["insert_tasks"] >= 2
+    assert all(apart(spans) for spans in read.spans.values())

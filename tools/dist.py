@@ -5,13 +5,14 @@
 
 In each environment, in an empty folder: the README's first command, `hal conform cpu --profile quick`, and, with the
 newest dependencies, strict mypy on a consumer. "lowest" takes the lowest allowed version of each dependency that has a
-wheel (uv), or without uv the lower bounds themselves, on 3.11 alone. A Python that this machine has not is named. The
-exit status is 1 if a part fails.
+wheel, by uv, which `make dist` installs. A Python that this machine has not is named. The exit status is 1 if a part
+fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -72,14 +73,13 @@ def dependencies(wheels: list[Path]) -> Iterator[Requirement]:
 
 def install(python: Path, resolution: str, dist: Path, needs: list[Requirement]) -> None:
     """Install the wanted wheels, and the newest or the lowest allowed of what they need."""
-    local, texts = ["--find-links", str(dist), *WANTED], [*map(str, needs)]
-    if resolution == "lowest" and (uv := shutil.which("uv")) is not None:
-        options = ["--resolution", "lowest-direct", "--only-binary", ":all:"]
-        subprocess.run([uv, "pip", "install", "-q", "--python", str(python), *options, *local, *texts], check=True)
+    given = ["-q", "--find-links", str(dist), *WANTED, *map(str, needs)]
+    if resolution == "newest":
+        subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", *given], check=True)
         return
-    if resolution == "lowest":
-        texts = [re.sub(r">=([^,]+).*", r"==\1", text) for text in texts]
-    subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *local, *texts], check=True)
+    uv = shutil.which("uv", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+    options = ["--resolution", "lowest-direct", "--only-binary", ":all:", "--python", str(python)]
+    subprocess.run([uv or "uv", "pip", "install", *options, *given], check=True)
 
 
 def first_command() -> list[str]:
@@ -95,8 +95,6 @@ def prove(version: str, resolution: str, dist: Path, needs: list[Requirement]) -
     """Return what came of one environment, for the table."""
     if (python := find_python(version)) is None:
         return "not found here"
-    if resolution == "lowest" and shutil.which("uv") is None and version != VERSIONS[0]:
-        return "left out: uv is not installed"
     with tempfile.TemporaryDirectory(prefix="hal-dist-") as name:
         folder = Path(name)
         (folder / "empty").mkdir()
@@ -126,7 +124,7 @@ def main() -> int:
         for resolution in [asked.only] if asked.only else RESOLUTIONS:
             try:
                 results[version, resolution] = prove(version, resolution, dist, needs)
-            except (SystemExit, subprocess.SubprocessError) as error:
+            except (SystemExit, OSError, subprocess.SubprocessError) as error:
                 results[version, resolution] = f"failed: {error}"
     print(f"{len(wheels)} wheels in {dist.relative_to(ROOT)}/")
     for (version, resolution), result in results.items():

@@ -2,8 +2,8 @@
 
 import pytest
 from hal_conformance.harness import claims
-from hal_conformance.report.outcomes import Report
-from hal_conformance.report.rendering import lines, verdict
+from hal_conformance.report.outcomes import IN_PART, NOT_CHOSEN, Report
+from hal_conformance.report.rendering import lines, verdict, wrapped
 
 
 @pytest.fixture
@@ -37,3 +37,15 @@ def test_a_claim_is_under_its_guarantee_and_changes_the_verdict(noted):
 def test_what_fails_does_not_conform_for_all_its_claims(noted):
     report = Report(HEADER, [entry(7, noted, "failed")])
     assert verdict(report) == "does not conform"
+
+
+def test_what_only_has_left_of_a_guarantee_is_counted_by_itself():
+    entries = [entry(8, []), entry(9, []) | {"note": IN_PART}, entry(10, [], "skipped") | {"note": NOT_CHOSEN}]
+    printed = list(lines(Report(HEADER, entries)))
+    assert [line.split()[:3] for line in printed[3:-1]] == [["G8", "ok"], ["G9", "in", "part"]]
+    assert printed[-1] == "  1 checked, 1 in part, 1 not chosen (--only): conforms as far as checked"
+
+
+def test_long_lines_are_wrapped_between_words_but_commands():
+    assert wrapped("  G9   ok      every field of every slot", 24) == "  G9   ok      every\n    field of every slot"
+    assert wrapped(command := "    reproduce: hal conform cpu --only G9", 24) == command

@@ -179,6 +179,6 @@ sys.exit(command.main(["--device-factory=troubled:factory", "--only=G1", "--prof
 def test_a_device_that_is_not_opened_shows_why_without_a_banner(options, warm):
     done = warm.run(*options, code=OPENING)
     assert done.returncode == 4
-    assert done.stderr.startswith("hal conform: error: troubled:factory was not opened: KeyError: 'no such chip'\n")
+    assert done.stderr.endswith("\nhal conform: error: troubled:factory was not opened: KeyError: 'no such chip'\n")
     assert ", in driver\n" in done.stderr
     assert "!!!" not in done.stdout + done.stderr

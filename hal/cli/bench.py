@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -16,7 +17,8 @@ from hal_core import HalError, InvalidValue
 
 from hal.timeouts import TIMEOUTS
 
-from . import failures, signals
+from . import failures, logs, signals
+from .console import columns_of, fitted
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice
@@ -43,12 +45,12 @@ def command(
             raise InvalidValue("nothing is measured with --compare", cure="leave it out", argument=given)
         _compare(*[_read(file) for file in compare])
         return
-    with failures.as_typed(name="NAME"), signals.noted():
+    with failures.as_typed(name="NAME"), signals.noted(), logs.printed(logs.level()):
         found = _measured(name, rounds)
     if as_json:
         print(json.dumps(found))
         return
-    print(f"{found['device']}, {found['versions']}, {found['date']}; microseconds, median and 90th percentile\n")
+    _head(f"{found['device']}, {found['versions']}, {found['date']}; microseconds, median and 90th percentile")
     _print(["hook", "size", *(f"{title}{part}" for title, _ in _COLUMNS for part in ("", ", p90"))], _cells(found))
 
 
@@ -175,8 +177,10 @@ def _compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         cells.append(line)
     if not cells:
         raise HalError("the two results have no row in common", cure="make both with one version of hal bench")
-    print(f"B ({after['device']}, {after['date']}) / A ({before['device']}, {before['date']}); below 1: B is faster")
-    print("medians, and of the quartiles (*: they lie apart; a busy machine does that too)\n")
+    _head(
+        f"B ({after['device']}, {after['date']}) / A ({before['device']}, {before['date']}); below 1: B is faster",
+        "medians, and of the quartiles (*: they lie apart; a busy machine does that too)",
+    )
     _print(["hook", "size", *(head for title, _ in _COLUMNS for head in (title, "spread", ""))], cells)
 
 
@@ -187,11 +191,20 @@ def _cells(found: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
+def _head(*lines: str) -> None:
+    print(fitted("\n".join(lines), sys.stdout, every=True), end="\n\n")
+
+
 def _print(heads: list[str], cells: list[list[str]]) -> None:
+    """Print a table. On a terminal too narrow for it, each hook has a line of its own above its sizes."""
     widths = [max(len(line[at]) for line in (heads, *cells)) for at in range(len(heads))]
+    is_narrow = sys.stdout.isatty() and sum(widths) + 2 * len(widths) - 2 > columns_of(sys.stdout)
+    hook = ""
     for line in (heads, *cells):
         texts = [
             text.ljust(width) if at < 2 else text.rjust(width)
             for at, (text, width) in enumerate(zip(line, widths, strict=True))
         ]
-        print("  ".join(texts).rstrip())
+        if is_narrow and line[0] != hook:
+            print(hook := line[0])
+        print("  ".join(["", *texts[1:]] if is_narrow else texts).rstrip())

@@ -139,7 +139,7 @@ _status = ""
 
 
 def status(text: str) -> None:
-    """Show on a terminal what the command is doing. Other output replaces the line; "" clears it."""
+    """Show the command's progress on a terminal. Other output replaces the line; "" clears it."""
     global _status
     if (text or _status) and sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not quiet:
         with contextlib.suppress(OSError):
@@ -154,7 +154,7 @@ quiet = False
 
 class LineWriter:
     """A thread that writes lines on a stream, for callers that may not wait for its reader. ``name``: the stream's, for
-    the line that counts others."""
+    the line that counts dropped ones."""
 
     ROOM = 256
     """Lines that wait for the reader; further ones are counted."""
@@ -193,7 +193,7 @@ class LineWriter:
             return self._lock.wait_for(lambda: not self._waiting, seconds)
 
     def close(self) -> None:
-        """End the thread, which has nothing to write."""
+        """End the thread, whose lines are all written."""
         self._lines.put(None)
         self._thread.join()
 
@@ -205,7 +205,8 @@ _writer: LineWriter | None = None
 def lines_by_thread(seconds: float) -> Iterator[None]:
     """Inside, lines are written by a thread, so that :func:`say` never waits for the reader of standard error.
 
-    At the end what is left has ``seconds``; if nobody reads it, further lines are counted and none is waited for."""
+    At the end the remaining lines have ``seconds``; if they are not read by then, further lines are counted, without a
+    wait."""
     global _writer
     sys.stderr.flush()
     _writer = LineWriter(sys.stderr, "standard error")

@@ -3,9 +3,9 @@
 A handler that raised anywhere would leave a library half imported, and in a callback the exception would be lost.
 Therefore a command declares how the first signal acts at each stage:
 
-- nothing to clean up: the process ends at once (:func:`at_once`, and the default);
-- something to clean up: the signal is noted; the command polls :func:`came` and ends in order (:func:`noted`);
-- a call may block for ever: the signal is raised there (:func:`raised`).
+- without resources to release: the process ends at once (:func:`at_once`, and the default);
+- with resources to release: the signal is noted; the command polls :func:`came` and ends in order (:func:`noted`);
+- in a call that may block for ever: the signal is raised there (:func:`raised`).
 
 A later signal ends the process at once, unless it comes within ``TIMEOUTS.second_signal`` seconds: a closing terminal
 and ``timeout`` send theirs twice. ``TIMEOUTS.signal`` seconds after the first one, a thread ends the process by force.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hal.timeouts import Timeouts
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_NOTE, _END = "note", "end"  # what the first signal does; otherwise the exception that it raises
+_NOTE, _END = "note", "end"  # the action of the first signal; otherwise the exception that it raises
 
 grace = 0.0
 """Seconds that work may still take after a signal, before those of the forced end begin: ``hal serve --drain``."""
@@ -44,7 +44,7 @@ class Interrupted(BaseException):
 
 
 class _Watch:
-    """What has come to this process, and what the next signal does."""
+    """The first signal to this process, and the action of the next one."""
 
     def __init__(self, *, is_last: bool) -> None:
         self.first: int | None = None
@@ -70,7 +70,7 @@ class _Watch:
                 self.end(self.first)
 
     def end(self, number: int, text: str = "") -> None:
-        """End the process now, and ignore further signals. ``text``: what is said of it."""
+        """End the process now, and ignore further signals. ``text``: the line to print, "" for none."""
         try:
             if threading.current_thread() is threading.main_thread():
                 _ignore()
@@ -103,7 +103,7 @@ class _Watch:
 
 def _timeouts() -> Timeouts | None:
     """Return the timeouts, or None until they are loaded. They need the core, whose import may fail or be interrupted;
-    until then there is nothing to wait for or to clean up."""
+    before it the process has no resources to release."""
     return getattr(sys.modules.get("hal.timeouts"), "TIMEOUTS", None)
 
 
@@ -241,7 +241,7 @@ def held() -> Iterator[None]:
     """Enclose Paddle's import, which sets a handler that dumps a stack at SIGTERM, and any start of threads before it.
 
     Inside, every thread but one blocks SIGTERM, and that one has ours called in the main thread; at the end ours is set
-    again. SIGURG, which does nothing, wakes the main thread from what it waits for. Processes that are started inside
+    again. SIGURG, whose handler is empty, wakes the main thread from a wait. Processes that are started inside
     block SIGTERM too."""
     if _watch.writing < 0 or threading.current_thread() is not threading.main_thread():
         yield
@@ -264,4 +264,4 @@ def _pass_on(ended: threading.Event) -> None:
     while not ended.is_set():
         if signal.sigtimedwait({signal.SIGTERM}, 0.1) is not None:
             _thread.interrupt_main(signal.SIGTERM)
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)  # ends what it waits for, as SIGTERM
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGURG)  # ends its wait, as SIGTERM would

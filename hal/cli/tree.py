@@ -71,6 +71,14 @@ class Command(TyperCommand):
         wanted = tables if all_groups else tables[:1]
         return page(usage, self.help or "", [("", [*map(_row, arguments)]), *wanted], columns())
 
+    def invoke(self, ctx: Context) -> Any:  # noqa: ANN401 (what the command returns)
+        """Run the command; its errors name what gave an option its value."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            name_origin(error, ctx)
+            raise
+
 
 class Tree(TyperGroup):
     """Root command with hal's own help page."""
@@ -175,7 +183,7 @@ def usage_line(error: typer.TyperException) -> str:
     elif "requires an argument" in what:
         what = "it needs a value"
     elif param is not None and isinstance(error, typer.BadParameter):
-        option = param.opts[0] if param.param_type_name == "option" else param.metavar
+        option = _origin(param, context) if param.param_type_name == "option" else param.metavar
         missing = what.startswith("Missing")
         what, cure = (_mistaken(error) or (what, "")) if not missing else ("it is missing", cure)
     elif "unexpected extra argument" in what:
@@ -189,10 +197,30 @@ def usage_line(error: typer.TyperException) -> str:
     return f"{what} ({cure})" if cure else what
 
 
+def name_origin(error: Exception, ctx: Context) -> Exception:
+    """Have an error about an option's value name the environment variable, or the line of ``--config``, that gave it;
+    return the error."""
+    attribute = "argument" if getattr(error, "argument", "") else "what"  # of another process: what has all of it
+    name, colon, text = getattr(error, attribute, "").partition(":")
+    for param in ctx.command.params if name.startswith("-") else ():
+        if name in param.opts:
+            setattr(error, attribute, f"{_origin(param, ctx)}{colon}{text}")
+    return error
+
+
+def _origin(param: Parameter, ctx: Context | None) -> str:
+    """Return the option as typed, the environment variable, or the file and its key."""
+    source = ctx.get_parameter_source(str(param.name)) if ctx is not None else None
+    if ctx is not None and source is not None and source.name == "DEFAULT_MAP":
+        return f"--config: {ctx.params['config']}: {str(param.name).replace('_', '-')}"
+    is_variable = source is not None and source.name == "ENVIRONMENT"
+    return str(param.envvar) if is_variable else param.opts[0]
+
+
 def _mistaken(error: BaseException) -> tuple[str, str] | None:
     """Return the mistake in a value that is no number or out of its range, and the cure; None for other errors."""
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
-    kinds = {"int_parsing": "whole number", "float_parsing": "number"}
+    kinds = {"int_parsing": "whole number", "float_parsing": "number", "bool_parsing": "boolean"}
     bounds = {"less_than_equal": "at most {le}", "greater_than_equal": "at least {ge}"}
     for one in found:
         if one["type"] in kinds:

@@ -13,9 +13,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from http.client import HTTPConnection, RemoteDisconnected
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -29,7 +27,7 @@ from hal_engine.cli.server_options import Server
 from hal_engine.options import EngineOptions
 from hal_engine.serving import check_path
 
-from .conftest import COMMAND, HANGS, serving
+from .conftest import COMMAND, HANGS
 
 pytestmark = pytest.mark.long(25)
 ROOT = Path(__file__).parents[2]
@@ -182,16 +180,17 @@ def certificate(tmp_path_factory):
     return folder / "cert.pem", folder / "key.pem"
 
 
-def test_nginx_serves_it_under_a_path_with_tls(operated, client, certificate, tmp_path):
-    """The example's file, with this server, port and certificate."""
-    nginx, path = tool("nginx"), operated[0]
+@contextmanager
+def proxied(folder, certificate, one, two):
+    """The example's nginx in front of two Unix sockets; a client of it, once it listens."""
+    nginx = tool("nginx")
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     text = (ROOT / "deploy/nginx.conf").read_text(encoding="utf-8")
     for old, new in {
-        "unix:/run/hal/a.sock": f"unix:{path}",
-        "unix:/run/hal/b.sock": f"unix:{tmp_path}/nobody.sock",
+        "unix:/run/hal/a.sock": f"unix:{one}",
+        "unix:/run/hal/b.sock": f"unix:{two}",
         "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
         "/etc/nginx/llm.pem": str(certificate[0]),
         "/etc/nginx/llm.key": str(certificate[1]),
@@ -199,32 +198,38 @@ def test_nginx_serves_it_under_a_path_with_tls(operated, client, certificate, tm
         assert old in text
         text = text.replace(old, new)
     folders = "".join(
-        f"{name}_temp_path {tmp_path}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        f"{name}_temp_path {folder}/{name};\n" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    (tmp_path / "nginx.conf").write_text(
-        f"{'user root; ' * (os.geteuid() == 0)}daemon off; pid {tmp_path}/pid; events {{}}\n"
+    (folder / "nginx.conf").write_text(
+        f"{'user root; ' * (os.geteuid() == 0)}daemon off; pid {folder}/pid; events {{}}\n"
         f"http {{ access_log off; {folders} {text} }}"
     )
-    process = subprocess.Popen([nginx, "-p", str(tmp_path), "-e", f"{tmp_path}/error.log", "-c", "nginx.conf"])
+    process = subprocess.Popen([nginx, "-p", str(folder), "-e", f"{folder}/error.log", "-c", "nginx.conf"])
+    trust = ssl.create_default_context(cafile=str(certificate[0]))
     try:
-        trust = ssl.create_default_context(cafile=str(certificate[0]))
         with httpx.Client(verify=trust, base_url=f"https://localhost:{port}/llm", timeout=HANGS) as outside:
             while True:
                 try:
                     assert outside.get("/ready").json() == {"status": "ok"}
                     break
                 except httpx.ConnectError:
-                    assert process.poll() is None, (tmp_path / "error.log").read_text()
-            for stream in (False, True):
-                answers = [one.post("/v1/completions", json=BODY | {"stream": stream}) for one in (client, outside)]
-                assert [answer.status_code for answer in answers] == [200, 200]
-            assert answers[1].text.endswith("data: [DONE]\n\n")
-            assert 'fetch("health")' in outside.get("/").text
-            name = outside.get("/v1/models").headers["X-Request-Id"]
-        assert ended(operated, client, name)["route"] == "/v1/models"
+                    assert process.poll() is None, (folder / "error.log").read_text()
+            yield outside
     finally:
         process.terminate()
         process.wait(HANGS)
+
+
+def test_nginx_serves_it_under_a_path_with_tls(operated, client, certificate, tmp_path):
+    """The example's file, with this server, port and certificate."""
+    with proxied(tmp_path, certificate, operated[0], tmp_path / "nobody.sock") as outside:
+        for stream in (False, True):
+            answers = [one.post("/v1/completions", json=BODY | {"stream": stream}) for one in (client, outside)]
+            assert [answer.status_code for answer in answers] == [200, 200]
+        assert answers[1].text.endswith("data: [DONE]\n\n")
+        assert 'fetch("health")' in outside.get("/").text
+        name = outside.get("/v1/models").headers["X-Request-Id"]
+    assert ended(operated, client, name)["route"] == "/v1/models"
 
 
 def test_the_server_has_tls_of_its_own(certificate):
@@ -284,6 +289,36 @@ def test_what_cannot_be_is_one_line(command, options, says):
     assert says in done.err
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("PORT", "tcp://10.0.0.1:80", "'tcp://10.0.0.1:80' is no whole number"),
+        ("PORT", "99999", "99999 (give a number from 0 to 65535)"),
+        ("LENIENT", "maybe", "'maybe' is no boolean"),
+        ("MODEL", "/nowhere", "no directory '/nowhere' (give a directory with config.json)"),
+    ],
+)
+def test_a_value_of_the_environment_is_refused_by_its_variable(command, monkeypatch, name, value, says):
+    monkeypatch.setenv(f"HAL_SERVE_{name}", value)
+    done = command("serve", "--device", "cpu")
+    assert (done.status, done.err) == (2, f"hal: error: HAL_SERVE_{name}: {says}\n")
+
+
+def test_a_value_of_the_file_is_refused_by_its_key(command, tmp_path):
+    (tmp_path / "hal.toml").write_text("max_waiting = -1\nport = 0")
+    done = command("serve", "--device", "cpu", "--config", str(tmp_path / "hal.toml"))
+    where = f"--config: {tmp_path}/hal.toml: max-waiting"
+    assert (done.status, done.err) == (2, f"hal: error: {where}: -1 (give a number of at least 0)\n")
+
+
+@pytest.mark.conform
+def test_an_error_of_the_engine_process_names_the_variable():
+    with started("--port", "0", HAL_SERVE_DEVICE="nowhere") as process:
+        assert " on http://" in process.stderr.readline()
+        assert process.stderr.readline().startswith("hal: error: HAL_SERVE_DEVICE: no device 'nowhere'; installed: ")
+        assert process.wait(HANGS) == 2
+
+
 def test_a_socket_that_cannot_be_made_is_named():
     with started("--device", "cpu", "--uds", "/nowhere/x") as process:
         line = process.stderr.readline()
@@ -291,12 +326,15 @@ def test_a_socket_that_cannot_be_made_is_named():
     assert line.startswith("hal: error: --uds: /nowhere/x: No such file or directory (name a socket in a folder")
 
 
-def test_systemd_takes_the_unit(tmp_path):
-    """With a program that is here."""
+@pytest.mark.parametrize("name", ["hal.service", "hal@a.service"])
+def test_systemd_takes_the_unit(tmp_path, name):
+    """With a program that is here; as one of two, with the line for that."""
     text = (ROOT / "deploy/hal.service").read_text(encoding="utf-8")
     assert "SuccessExitStatus=143" in text
-    unit = tmp_path / "hal.service"
-    unit.write_text(text.replace("/opt/hal/bin/hal", "/bin/true"))
+    unit = tmp_path / name
+    (line,) = re.findall("with the line (Environment=.*?),", text)
+    lines = f"[Service]\n{line}\n" if "@" in name else "[Service]\n"
+    unit.write_text(text.replace("/opt/hal/bin/hal", "/bin/true").replace("[Service]\n", lines))
     done = subprocess.run([tool("systemd-analyze"), "verify", str(unit)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -306,69 +344,52 @@ def test_hadolint_takes_the_dockerfile():
     assert (done.returncode, done.stdout) == (0, b"")
 
 
-class Proxy(BaseHTTPRequestHandler):
-    """Sends a request to the first of its server's ``ports`` that takes it: one that refuses, or leaves before it has
-    answered, is passed over."""
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        for port in (*self.server.ports, *self.server.ports):
-            with closing(HTTPConnection("127.0.0.1", port, timeout=HANGS)) as connection:
-                try:
-                    connection.request("POST", self.path, body)
-                    answer = connection.getresponse()
-                except (ConnectionError, RemoteDisconnected):
-                    continue
-                text = answer.read()
-            if answer.status != 503:
-                break
-        self.send_response(answer.status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_):
-        pass
+@contextmanager
+def beside(path):
+    """A server at a socket, of which its proxy takes off the path; ready."""
+    options = ("--device", "cpu", "--slots", "4", "--uds", str(path), "--root-path", "/llm")
+    with started(*options, "--allowed-host", "localhost") as process:
+        first = process.stderr.readline()
+        assert process.stderr.readline() == f"hal: ready on unix:{path}/llm\n", first
+        yield process
 
 
 @pytest.mark.conform
-def test_a_restart_behind_two_servers_loses_no_request():
-    """Clients go on all the time; one server is ended by SIGTERM and started again, then the other one is ended."""
-    with serving("--slots", "4") as one, serving("--slots", "4") as two:
-        ports = [int(served.url.rpartition(":")[2]) for served in (one, two)]
-        proxy = ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-        proxy.ports, stop = ports, threading.Event()
-        thread = threading.Thread(target=proxy.serve_forever)
-        thread.start()
+def test_a_restart_behind_nginx_loses_no_request(certificate, tmp_path):
+    """Clients send all the time, half of them read streams; each of two servers is ended by SIGTERM and started again,
+    the second one as soon as the first one is ready."""
+    one, two, stop = tmp_path / "a.sock", tmp_path / "b.sock", threading.Event()
 
-        def work():
-            found = []
-            with httpx.Client(base_url=f"http://127.0.0.1:{proxy.server_port}", timeout=HANGS) as client:
-                while not stop.is_set():
-                    answer = client.post("/v1/completions", json=BODY)
-                    found.append((answer.status_code, answer.json()["choices"][0]["text"]))
-            return found
+    def work(outside, stream, found):
+        while not stop.is_set():
+            answer = outside.post("/v1/completions", json=BODY | {"stream": stream})
+            text = answer.text
+            if answer.status_code == 200 and stream:
+                events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+                text = "".join(event["choices"][0]["text"] for event in events) + text[-8:]
+            elif answer.status_code == 200:
+                text = answer.json()["choices"][0]["text"] + "[DONE]\n\n"
+            found.append((answer.status_code, text))
 
-        with ThreadPoolExecutor(4) as pool:
-            workers = [pool.submit(work) for _ in range(4)]
-            try:
-                one.process.send_signal(signal.SIGTERM)
-                assert one.process.wait(HANGS) == 128 + signal.SIGTERM
-                with serving("--slots", "4", "--port", str(ports[0])) as again:
-                    two.process.send_signal(signal.SIGTERM)
-                    assert two.process.wait(HANGS) == 128 + signal.SIGTERM
-                    before = again.metric("request_success_total")
-                    again.wait_until(lambda: again.metric("request_success_total") > before + 4, "no request came")
-                    stop.set()
-                    answers = [answer for worker in workers for answer in worker.result(HANGS)]
-            finally:
-                stop.set()
-                proxy.shutdown()
-                proxy.server_close()
-        thread.join()
-    assert len(answers) > 8
-    assert len({*answers}) == 1
-    assert answers[0][0] == 200
+    with ExitStack() as stack:
+        running = {path: stack.enter_context(beside(path)) for path in (one, two)}
+        outside = stack.enter_context(proxied(tmp_path, certificate, one, two))
+        answers = [[] for _ in range(4)]
+        pool = stack.enter_context(ThreadPoolExecutor(4))
+        stack.callback(stop.set)
+        workers = [pool.submit(work, outside, number % 2 == 1, found) for number, found in enumerate(answers)]
+        for path in (one, two):
+            running[path].send_signal(signal.SIGTERM)
+            assert running[path].wait(HANGS) == 128 + signal.SIGTERM
+            stack.enter_context(beside(path))
+        ends = [len(found) + 4 for found in answers]
+        while any(len(found) < end for found, end in zip(answers, ends, strict=True)):
+            assert not any(worker.done() for worker in workers)
+        stop.set()
+        for worker in workers:
+            worker.result(HANGS)
+    assert {answer for found in answers for answer in found} == {answers[0][0]}
+    assert answers[0][0][0] == 200
 
 
 def test_a_path_where_a_server_listens_is_not_taken_from_it(tmp_path):

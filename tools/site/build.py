@@ -1,9 +1,9 @@
 """The pages as a site, with search: ``make site`` writes ``build/pages/site``.
 
 Every page of the repository is staged at its own path, so that links between pages hold; a link to a file or a folder
-that is no page becomes its text. What is made from the code comes in ``reference/``: commands, errors, metrics, exit
-statuses. A page that no line of the navigation names is added to it, under what it belongs to. Strict: a link that
-leads nowhere ends the build.
+that is no page becomes its text. What is made from the code comes in ``reference/``: commands, variables, errors,
+metrics, exit statuses. A page that no line of the navigation names is added to it, under what it belongs to. Strict: a
+link that leads nowhere ends the build.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def references() -> Iterator[tuple[str, str]]:
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=ROOT)
         texts.append(f"## hal {name}\n\n{about.capitalize()}.\n\n```text\n{done.stdout.rstrip()}\n```\n")
     yield "commands", "# Commands\n\n" + "\n".join(texts)
+    yield "variables", variables()
     lines = ["# Errors\n\nEach has `what`, `cure`, and where it arose: `device`, `hook`, `argument`.\n"]
     for name in sorted(vars(hal_core.errors)):
         kind = getattr(hal_core.errors, name)
@@ -87,6 +88,38 @@ def references() -> Iterator[tuple[str, str]]:
         f"# Metrics\n\nOf `GET /metrics` of `hal serve`.\n\n| name | kind | what it counts |\n|---|---|---|\n{table}\n",
     )
     yield "exit", EXIT
+
+
+def variables() -> str:
+    """The page of environment variables, with those of `hal serve`'s options."""
+    from hal_conformance.report.report import PROFILE
+    from hal_engine.children import API_KEY
+    from hal_engine.cli.parameters import described, variable_of
+    from hal_engine.cli.serve import VARIABLES
+    from hal_engine.cli.server_options import Server
+    from hal_engine.options import CHECK_RANKS, EngineOptions
+
+    from hal.cli.logs import VARIABLE as LOG
+    from hal.discovery import ALLOW_LIST, OBSERVED
+    from hal.selection import ENVIRONMENT
+
+    rows = {
+        ENVIRONMENT: "the device, where no option names it",
+        ALLOW_LIST: "the devices that hal may open, separated by commas",
+        OBSERVED: "observers that see every hook call, separated by commas",
+        LOG: "DEBUG, INFO, WARNING or ERROR: the lowest level that is printed",
+        API_KEY: "the key that clients of `hal serve` send",
+        CHECK_RANKS: "1: ranks compare their states after each step",
+        PROFILE: "quick, default or nightly: the profile of the kit under pytest",
+        f"{VARIABLES}CONFIG": "`hal serve --config`",
+    }
+    options = {**described(Server), **described(EngineOptions)}
+    for name, (_, meta) in options.items():
+        about = " ".join((meta.description or "").replace("|", "or").split())
+        rows.setdefault(variable_of(name, meta, VARIABLES), f"`hal serve --{name.replace('_', '-')}`: {about}")
+    table = "\n".join(f"| `{name}` | {about} |" for name, about in rows.items())
+    timeouts = "Those of timeouts are [a page of their own](../docs/timeouts.md); a plugin's are in its README."
+    return f"# Environment variables\n\n{timeouts}\n\n| variable | what it sets |\n|---|---|\n{table}\n"
 
 
 EXIT = """# Exit statuses

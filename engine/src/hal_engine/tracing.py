@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ MOST = 200_000
 _Row = tuple[str, str, int, int, dict[str, int | str] | None]  # track, name, begin, end in ns; arguments
 _Wait = tuple[str, str, int, dict[str, int | str] | None]  # of a row that has not ended
 _Watching = Generator[None, Any, Any]
+_now = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+"""Perfetto's clock, in nanoseconds."""
 
 
 def begin_trace(file: str | None) -> None:
@@ -92,13 +95,13 @@ class Trace:
         return (yield from self._hook("save_output", stream, {"step": step.number}))
 
     def _hook(self, hook: str, stream: object, given: dict[str, int | str] | None = None) -> _Watching:
-        began = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        began = _now()
         if self._begun is None and hook != "async_set_value":
             self._begun = began
         try:
             ticket = yield
         finally:
-            self._keep("calls", hook, began, given)
+            self._keep(("calls", hook, began, _now(), given))
         waits = [(self._stream(stream), hook, began, given)]
         if hook == "save_output" and given is not None:
             step, self._begun = self._begun, None
@@ -108,22 +111,20 @@ class Trace:
 
     def called(self, call: str, arguments: dict[str, object]) -> None:
         """See :mod:`hal_core.runtime.observers`."""
-        now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        now = _now()
         if self._begun is None and call == "order_after_reads":
             self._begun = now
-        self._keep("calls", call, now, None, now)
+        self._keep(("calls", call, now, now, None))
 
     def ticket_ended(self, hook: str, ticket: Ticket, error: Exception | None) -> None:
         """See :mod:`hal_core.runtime.observers`."""
-        for row in self._open.pop(id(ticket), (None, ()))[1]:
-            track, name, began, given = row
-            self._keep(track, name, began, given if error is None else {**(given or {}), "error": str(error)})
+        now = _now()
+        for track, name, began, given in self._open.pop(id(ticket), (None, ()))[1]:
+            self._keep((track, name, began, now, given if error is None else {**(given or {}), "error": str(error)}))
 
-    def _keep(
-        self, track: str, name: str, began: int, given: dict[str, int | str] | None, end: int | None = None
-    ) -> None:
+    def _keep(self, row: _Row) -> None:
         if len(self._rows) < MOST:
-            self._rows.append((track, name, began, end or time.clock_gettime_ns(time.CLOCK_BOOTTIME), given))
+            self._rows.append(row)
             if len(self._rows) == MOST:
                 log.warning("--trace: %d spans are kept, and no further one", MOST)
 
@@ -138,7 +139,7 @@ class Trace:
 
         for _, waits in self._open.values():
             for track, name, began, given in waits:
-                self._keep(track, name, began, given)
+                self._keep((track, name, began, _now(), given))
         self._open.clear()
         builder, pid = TraceProtoBuilder(), os.getpid()
         of_process = builder.add_packet().track_descriptor

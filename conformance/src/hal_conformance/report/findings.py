@@ -18,7 +18,19 @@ from hal_core.errors import InvalidValue
 from ..harness.claims import ALLOWED, CLAIMS, Claim
 from ..harness.guarantees import BY_NUMBER
 from .machine import machine
-from .outcomes import EXPECTED, FAILED, LEFT_OUT, NOT_CHOSEN, NOT_RUN, PASSED, SKIPPED, UNEXPECTED, Outcome, Report
+from .outcomes import (
+    EXPECTED,
+    FAILED,
+    IN_PART,
+    LEFT_OUT,
+    NOT_CHOSEN,
+    NOT_RUN,
+    PASSED,
+    SKIPPED,
+    UNEXPECTED,
+    Outcome,
+    Report,
+)
 from .rendering import lines, render
 
 
@@ -158,4 +170,5 @@ def _note(outcomes: Sequence[Outcome], wanted: set[int], number: int) -> str:
         reasons = [NOT_CHOSEN] if wanted and number not in wanted else ["no test was collected"]
     counts = Counter(reasons)
     several = len(outcomes) > 1
-    return "; ".join(f"{n} of {len(outcomes)}: {r}" if several else r for r, n in counts.items())
+    notes = [IN_PART] if outcomes and wanted and number not in wanted else []
+    return "; ".join([*notes, *(f"{n} of {len(outcomes)}: {r}" if several else r for r, n in counts.items())])

@@ -14,6 +14,8 @@ LEFT_OUT = "left out (--skip)"
 """The reason of a test that the caller left out."""
 NOT_CHOSEN = "not chosen (--only)"
 """The note of a guarantee outside ``--only``."""
+IN_PART = "in part (--only)"
+"""The note of a guarantee outside ``--only`` of which some tests are those of a chosen one."""
 
 
 LONGEST = 400

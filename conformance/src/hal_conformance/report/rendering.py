@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,11 +12,12 @@ from html import escape
 from typing import Any
 from xml.etree import ElementTree
 
-from .outcomes import EXPECTED, NOT_CHOSEN, NOT_RUN, PASSED, SKIPPED, Report, clipped
+from .outcomes import EXPECTED, IN_PART, NOT_CHOSEN, NOT_RUN, PASSED, SKIPPED, Report, clipped
 
 JUNIT = {SKIPPED: ("skipped", "skipped"), EXPECTED: ("skipped", "skipped"), NOT_RUN: ("error", "errors")}
 """Outcomes of a test, and what they are in JUnit's words; others are failures."""
-MARKS = {"checked": "ok", "skipped": "--", "failed": "FAILED", "expected failure": "xfail", NOT_RUN: NOT_RUN}
+MARKS = {"checked": "ok", "in part": "in part", "skipped": "--", "failed": "FAILED"}
+MARKS |= {"expected failure": "xfail", NOT_RUN: NOT_RUN}
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -40,10 +42,8 @@ def lines(report: Report) -> Iterator[str]:
             continue
         tests = f"{len(entry['tests'])} tests" if entry["tests"] else ""
         note = f"  [{entry['note']}]" if entry["note"] else ""
-        yield f"  {entry['guarantee']:<4} {MARKS[entry['status']]:<7} {entry['gist']}  {tests}{note}"
+        yield f"  {entry['guarantee']:<4} {MARKS[_standing(entry)]:<7} {entry['gist']}  {tests}{note}"
         yield from (f"       {claim}" for claim in entry["claims"])
-    if left := len(report.guarantees) - len(chosen):
-        yield f"  {left} {NOT_CHOSEN}"
     for name, test, others in failures(report):
         yield ""
         yield f"{name} {test['test']}: {test['kind']}"
@@ -54,10 +54,25 @@ def lines(report: Report) -> Iterator[str]:
     yield from (f"  ERROR {problem}" for problem in report.problems)
     if header.get("skips"):
         yield f"  skipped: {', '.join(f'{count} {reason}' for reason, count in header['skips'].items())}"
-    counts = [entry["status"] for entry in report.guarantees]
-    summary = ", ".join(f"{counts.count(status)} {status}" for status in MARKS if status in counts)
+    counts = [_standing(entry) for entry in report.guarantees]
+    summary = ", ".join(f"{counts.count(each)} {each}" for each in (*MARKS, NOT_CHOSEN) if each in counts)
     yield from [f"  stopped: {report.stopped}"] if report.stopped else []
     yield f"  {f'{report.unfinished}: {summary}' if report.unfinished else summary}: {verdict(report)}"
+
+
+def _standing(entry: dict[str, Any]) -> str:
+    """Return the status of a guarantee, or what ``--only`` has left of it: a part, or nothing."""
+    if entry["note"] == NOT_CHOSEN:
+        return NOT_CHOSEN
+    return "in part" if entry["status"] == "checked" and entry["note"].startswith(IN_PART) else str(entry["status"])
+
+
+def wrapped(line: str, columns: int) -> str:
+    """Return a line of :func:`lines` for a terminal, wrapped between words; commands, which are copied, stay whole."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    if len(line) <= columns or line.lstrip().startswith("reproduce:"):
+        return line
+    return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def verdict(report: Report) -> str:

@@ -5,6 +5,7 @@ on in another process. The report is made here, whatever becomes of them.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from .findings import Findings
 from .key import FINDINGS
 from .options import Options, arguments
 from .outcomes import EXPECTED, FAILED, NOT_RUN, PRIMITIVES, Outcome
-from .rendering import render
+from .rendering import render, wrapped
 from .report import first_lines
 
 HANGS = 30
@@ -120,7 +121,7 @@ class Supervisor:
                 vars(self._findings).update(ended.result)
             if self._signal() or ended.result is not None or not self._goes_on(ended):
                 break
-        found, write = self._findings, None if self._options.json else print
+        found, write = self._findings, None if self._options.json else _print
         found.unfinished = "interrupted" if self._interrupted else found.unfinished
         report = found.write(self._options.targets, write)
         if found.unfinished == "interrupted":
@@ -130,7 +131,8 @@ class Supervisor:
         if self._options.json:
             print(render(report, "json"))
         for problem in () if found.device else report.problems:
-            print(f"hal conform: error: {problem}", file=sys.stderr)
+            line, _, trace = problem.partition("\n")
+            print(*filter(None, [trace]), f"hal conform: error: {line}", sep="\n", file=sys.stderr)
         return 0 if report.ok else self._status or 1
 
     def _patience(self) -> float:
@@ -202,3 +204,7 @@ class Supervisor:
         elif self._ends == MOST:
             found.stopped = f"{MOST} tests have ended their process: mend them first"
         return not found.stopped and any(one.outcome == NOT_RUN for one in found.outcomes.values())
+
+
+def _print(line: str) -> None:
+    print(wrapped(line, shutil.get_terminal_size().columns) if sys.stdout.isatty() else line)

@@ -80,7 +80,9 @@ class LivePanel:
         if (drafted := (found := self._opened.acceptance()).drafted) > 0:
             share = 100 * found.accepted / drafted
             lines.append(f"drafts {share:.0f} % of {drafted} accepted, {found.tokens_a_turn:.2f} tokens a step")
-        if self._times.spent:
-            each = [f"{hook} {spent / calls:.0f} us" for hook, (calls, spent) in self._times.spent.items()]
-            lines.append(f"hooks  {', '.join(each)}")
-        return "\n".join((*lines, *self._fallbacks))
+        return "\n".join((*lines, *self.hooks(), *self._fallbacks))
+
+    def hooks(self) -> list[str]:
+        """Return the line with the mean time of each hook's calls; no line if none was seen."""
+        each = [f"{hook} {spent / calls:.0f} us" for hook, (calls, spent) in self._times.spent.items()]
+        return [f"hooks  {', '.join(each)}"] if each else []

@@ -171,13 +171,14 @@ def _run(plan: Plan, output: Output) -> Answers:
             raise Undelivered(what, opened.engine.undelivered, cure=cure)
         if answers.incomplete:
             raise HalError(f"no record ended {answers.incomplete}", cure="report it: the output path lost it")
-        closing = _closing(plan, opened)
+        closing = _closing(plan, opened, [] if answers.panel is None else answers.panel.hooks())
     summarize(screen, answers, output, seconds=seconds, place=f"device {opened.device.name}, {opened.place}", **closing)
     return answers
 
 
-def _closing(plan: Plan, opened: Opened) -> dict[str, Sequence[str]]:
-    """Return the lines about a run that ``-v`` shows."""
+def _closing(plan: Plan, opened: Opened, hooks: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Return the lines about a run that ``-v`` shows, and ``--live`` without the notes. ``hooks``: the line of
+    their times."""
     from .run_output import reasons, summed_up, used_up
 
     engine, setup = opened.engine, plan.setup
@@ -187,6 +188,7 @@ def _closing(plan: Plan, opened: Opened) -> dict[str, Sequence[str]]:
             used_up(engine.most_running, setup.all_slots, engine.preemptions),
             *summed_up(setup.most_drafts, opened.drafter, opened.acceptance()),
             *opened.details,
+            *hooks,
         ],
         "notes": [
             *again,

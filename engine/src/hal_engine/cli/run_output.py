@@ -350,7 +350,7 @@ def summarize(
     """Print one line with the number of tokens, the speed and ``place``: the device and what the model ran on.
 
     With ``-v``, ``details`` of the run and ``notes`` such as fallbacks are lines of their own; otherwise notes are
-    counted.
+    counted. ``--live`` shows the details too: a short run has ended before its panel is read.
     """
     screen.close()
     if output.quiet:
@@ -359,6 +359,6 @@ def summarize(
         screen.note(answers.cut_off)
     speed = answers.tokens / seconds if seconds else 0.0
     more = f"; {len(notes)} note{'s' * (len(notes) > 1)}: -v" if notes and not output.verbose else ""
-    for line in (*details, *notes) if output.verbose else ():
+    for line in (*(details if output.verbose or output.live else ()), *(notes if output.verbose else ())):
         screen.note(line)
     screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {place}{more}")

@@ -18,6 +18,7 @@ from hal_core import HalError, InvalidValue, Unavailable
 from hal.cli import logs, signals
 from hal.cli.console import LineWriter, lines_by_thread, say
 from hal.cli.failures import as_typed
+from hal.cli.tree import name_origin
 from hal_engine.children import API_KEY
 from hal_engine.options import EngineOptions, engine_options
 
@@ -33,13 +34,15 @@ _M_MMAP_THRESHOLD, _LARGE = -3, 128 << 10
 bodies stays in the heap after their clients have left. Once it is set, it stays."""
 
 
-def _take_config(context: typer.Context, path: str | None) -> None:
+def _take_config(context: typer.Context, path: str | None) -> str | None:
     """Have the file's values in place of defaults: the command line and the environment go before them."""
     if path:
         context.default_map = read_config(path, (Server, EngineOptions))
+    return path
 
 
 def command(
+    ctx: typer.Context,
     config: Annotated[  # its values have become defaults
         str | None,
         typer.Option(
@@ -96,7 +99,7 @@ def command(
     failures: list[HalError] = []
 
     def on_failure(error: HalError, ran: bool) -> None:
-        say(f"hal: error: {error}")
+        say(f"hal: error: {name_origin(error, ctx)}")
         if not ran:
             failures.append(error)
             server.should_exit = True
