@@ -116,7 +116,7 @@ def hal_job(device: Any, checkpoint: Path, slots: int) -> Iterator[Job]:  # noqa
     from hal_core import Request, SamplingParams, StateConfig
     from hal_engine.engine import Engine
     from hal_engine.engine.handed import HandedSink
-    from hal_paddle_runner.model import load_model
+    from hal_paddle_runner.loading import load_model
     from hal_paddle_runner.worker import Worker
 
     sink, sizes = HandedSink(), StateConfig(num_slots=slots, max_model_len=LONGEST)

@@ -242,7 +242,7 @@ def main() -> int:
     if options.library:
         WORKLOADS["held-out"] = replace(WORKLOADS["held-out"], prompts=held_out(options.library))
     warnings.filterwarnings("ignore", module="paddle")
-    from hal_paddle_runner.model import load_model
+    from hal_paddle_runner.loading import load_model
 
     model, changed = load_model(DEFAULT_CHECKPOINT), 0
     tokenizer = Tokenizer.load(DEFAULT_CHECKPOINT, model.config)

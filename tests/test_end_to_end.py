@@ -25,7 +25,7 @@ from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.tokenizer import Tokenizer
 from hal_paddle_runner import llama
 from hal_paddle_runner.llama import LlamaModel
-from hal_paddle_runner.model import load_model
+from hal_paddle_runner.loading import load_model
 from hal_paddle_runner.runner import ModelRunner
 from hal_paddle_runner.worker import Worker
 

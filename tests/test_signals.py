@@ -46,7 +46,7 @@ def started(folder, function, *arguments, warm=None, **options):
     return start(folder, *given, code=f"from tests.signalled import {function}; {function}()", warm=warm, **options)
 
 
-LOAD = ("call", "hal_paddle_runner.model.load")
+LOAD = ("call", "hal_paddle_runner.loading.load_model")
 STEP = ("return", "hal_engine.engine.engine.step")
 CLOSE = ("call", "hal_engine.transport.acknowledged_sink.close")
 MOMENTS = [

@@ -24,7 +24,7 @@ from hal_engine.distributed.rank import serve, versions
 from hal_engine.model.config import read_config
 from hal_engine.timeouts import TIMEOUTS
 from hal_paddle_runner.batch import ModelBatch
-from hal_paddle_runner.model import load_model
+from hal_paddle_runner.loading import load_model
 from hal_paddle_runner.ranks import TensorRanks
 from hal_paddle_runner.runner import ModelRunner
 

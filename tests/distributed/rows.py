@@ -17,7 +17,7 @@ from hal_engine.model.config import read_config
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
-from hal_paddle_runner.model import load_model
+from hal_paddle_runner.loading import load_model
 from hal_paddle_runner.runner import ModelRunner
 from hal_paddle_runner.worker import Worker
 from msgspec import structs

@@ -12,7 +12,7 @@ from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
-from hal_paddle_runner.model import load_model
+from hal_paddle_runner.loading import load_model
 from hal_paddle_runner.worker import Worker
 
 from hal import open_device

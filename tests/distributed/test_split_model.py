@@ -7,7 +7,7 @@ from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import parse_config, read_config
 from hal_engine.model.loading import expected_tensors, read_tensors
 from hal_engine.model.split import Shard, check_split, part_of
-from hal_paddle_runner.model import load_model
+from hal_paddle_runner.loading import load_model
 
 from tests.distributed.rank_work import logits_of, split_logits
 from tests.model.conftest import LLAMA, VARIANTS, tensors, write

@@ -22,7 +22,7 @@ from hal_engine.model.config import read_config
 from hal_engine.proposers import Setup as ProposerSetup
 from hal_engine.proposers import make_proposer
 from hal_engine.stepping import RunnerSetup, Stepper, make_runner, overlap_of
-from hal_paddle_runner.model import load_model
+from hal_paddle_runner.loading import load_model
 from hal_paddle_runner.worker import Worker
 from hal_sim import paddle_env
 from hal_sim.mixing import mixed

@@ -101,7 +101,7 @@ class Recording:
     """Paddle's model on the cpu; its logits are kept."""
 
     def __init__(self, run: Run) -> None:
-        from hal_paddle_runner.model import load_model
+        from hal_paddle_runner.loading import load_model
 
         self._model, self._run = load_model(DEFAULT_CHECKPOINT), run
         self.config = self._model.config

@@ -148,7 +148,7 @@ def opaque():
 @pytest.fixture(scope="module")
 def model():
     """The embedded checkpoint."""
-    from hal_paddle_runner.model import load_model
+    from hal_paddle_runner.loading import load_model
 
     return load_model(DEFAULT_CHECKPOINT)
 

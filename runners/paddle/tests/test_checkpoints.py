@@ -16,7 +16,8 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import StateConfig
 from hal_engine.engine import Engine, Limits
 from hal_engine.model.config import parse_config
-from hal_paddle_runner.model import Model, load_model
+from hal_paddle_runner.loading import load_model
+from hal_paddle_runner.model import Model
 from hal_paddle_runner.worker import Worker
 
 from tests import share

@@ -13,7 +13,8 @@ from hal_paddle_runner import llama, weights
 from hal_paddle_runner.batch import CacheShape, ModelBatch, plan_step
 from hal_paddle_runner.host import HostModel
 from hal_paddle_runner.llama import LlamaModel
-from hal_paddle_runner.model import Model, load_model
+from hal_paddle_runner.loading import load_model
+from hal_paddle_runner.model import Model
 from hal_paddle_runner.mtp import open_prediction
 from hal_paddle_runner.prediction import PredictionLayer
 from hypothesis import given, settings

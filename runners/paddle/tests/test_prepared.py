@@ -13,7 +13,7 @@ from hal_paddle_runner import onednn, prepared
 from hal_paddle_runner.batch import ModelBatch, padded
 from hal_paddle_runner.host import HostModel
 from hal_paddle_runner.llama import LlamaModel
-from hal_paddle_runner.model import load_model
+from hal_paddle_runner.loading import load_model
 
 SIZE, WIDTH = 16, 12
 
@@ -107,7 +107,7 @@ def test_without_the_library_or_its_kernels_the_operators_run_with_a_note(monkey
 
 
 def test_a_model_elsewhere_than_in_host_memory_runs_the_operators(monkeypatch):
-    monkeypatch.setattr("hal_paddle_runner.model.HOST_PLACE", "elsewhere")
+    monkeypatch.setattr("hal_paddle_runner.loading.HOST_PLACE", "elsewhere")
     assert type(load_model(DEFAULT_CHECKPOINT, place="cpu")) is LlamaModel
 
 

@@ -13,7 +13,8 @@ from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.model.config import read_config
 from hal_engine.model.tokenizer import Tokenizer
-from hal_paddle_runner.model import Model, load_model
+from hal_paddle_runner.loading import load_model
+from hal_paddle_runner.model import Model
 from hal_paddle_runner.runner import ModelRunner
 from hal_paddle_runner.worker import Worker
 

@@ -65,7 +65,7 @@ def by_torch(directory, requests, sizes=SIZES, blocks=64, dtype="float32", **opt
 
 def by_paddle(directory, requests, sizes=SIZES, blocks=64, **options):
     """Return the tokens of each request from the Paddle model, on the cpu device."""
-    from hal_paddle_runner.model import load_model
+    from hal_paddle_runner.loading import load_model
     from hal_paddle_runner.worker import Worker
 
     with open_device("cpu") as device:

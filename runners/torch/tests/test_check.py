@@ -63,7 +63,7 @@ def test_the_pages_install_the_torch_that_their_next_commands_need():
 
 def test_the_recorded_tokens_are_those_of_the_cpu_device():
     pytest.importorskip("paddle")
-    from hal_paddle_runner.model import load_model
+    from hal_paddle_runner.loading import load_model
     from hal_paddle_runner.worker import Worker
 
     ways = {json.dumps({k: v for k, v in row["params"].items() if k != "seed"}): row for row in RECORDED}

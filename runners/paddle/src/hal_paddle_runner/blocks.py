@@ -15,7 +15,7 @@ from hal_core import DONE, InvalidValue, Ticket
 
 from hal.local_rank import HOST_PLACE
 
-from .host import HostCache
+from .host_cache import HostCache
 
 if TYPE_CHECKING:
     from paddle import Tensor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .batch import CacheShape
+from .host_cache import HostCache
 from .joining import join_prediction
 from .model import Model
 from .prepared import PreparedDecoder
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from .ranks import TensorRanks
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
-
-
-class HostCache:
-    """The paged cache as arrays; the layout is that of :class:`hal_paddle_runner.kv_cache.PagedCache`."""
-
-    def __init__(self, config: LlamaConfig, blocks: int, block_size: int) -> None:
-        self.shape = CacheShape(blocks, block_size)
-        # Zeros, not uninitialised memory: padding is read, and masked with a weight of exactly zero.
-        sizes = self.shape.slots(config), config.head_dim
-        self.layers: list[Floats] = [np.zeros(sizes, np.float32) for _ in range(config.num_hidden_layers)]
 
 
 class HostModel(Model):

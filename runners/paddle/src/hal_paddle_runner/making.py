@@ -15,13 +15,15 @@ from hal.local_rank import HOST_PLACE
 from hal.opening import quiet_paddle
 
 from .drafting import companions_of
-from .model import Model, load_model
+from .loading import load_model
 from .ranks import TensorRanks, library_of, open_on_place
 from .runner import ModelRunner
 
 if TYPE_CHECKING:
     from hal_engine.proposers import Proposer
     from hal_engine.stepping import RunnerSetup
+
+    from .model import Model
 
 _GOLDEN = 0x9E37_79B9_7F4A_7C15
 """Multiplier that spreads the ranks' numbers: 64 bits of the golden ratio (Knuth's multiplicative hashing)."""

@@ -7,7 +7,6 @@ wheel, and Paddle's operators on any place (:mod:`hal_paddle_runner.llama`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 Rows = Any
 """Rows of floats, ``[n, width]``: an array, or Paddle's tensor."""
-Loading = Callable[[], AbstractContextManager[object]]
 
 
 class Cache(Protocol):
@@ -113,32 +111,6 @@ class Model:
         part = self.shard.part(self.config.vocab_size)
         here = (token_ids >= part.start) & (token_ids < part.stop)
         return here, np.where(here, token_ids - part.start, 0)
-
-
-def load_model(
-    directory: Path,
-    *,
-    place: str = HOST_PLACE,
-    ranks: TensorRanks | None = None,
-    everywhere: bool = False,
-    loading: Loading = nullcontext,
-) -> Model:
-    """Load ``directory`` in the form for ``place`` (Paddle's name); ``loading`` is entered while Paddle is imported.
-
-    In host memory where no prepared calls can be, the operators run, with a note. Raises as :meth:`Model.load`.
-    """
-    from .host import HostModel
-    from .onednn import Unsuitable
-
-    note = ""
-    if place == HOST_PLACE:
-        try:
-            return HostModel.load(directory, ranks=ranks, everywhere=everywhere)
-        except Unsuitable as why:
-            note = f"Paddle's operators, about half as fast as prepared calls: {why}"
-    with loading():
-        from .llama import LlamaModel
-    return LlamaModel.load(directory, place=place, ranks=ranks, everywhere=everywhere, note=note)
 
 
 def read_checkpoint(

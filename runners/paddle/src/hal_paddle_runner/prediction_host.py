@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from .batch import ModelBatch
-from .host import HostCache
+from .host_cache import HostCache
 
 if TYPE_CHECKING:
     from .host import HostModel

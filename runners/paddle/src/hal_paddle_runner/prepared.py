@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hal_engine.model.config import LlamaConfig
 
     from .batch import CacheShape, ModelBatch
-    from .host import HostCache
+    from .host_cache import HostCache
     from .onednn import Call
     from .packed import Layer
     from .ranks import TensorRanks
