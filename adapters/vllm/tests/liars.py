@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from hal_core import DONE, Ticket
 from hal_vllm.buffers import CLASSES, FusedStagedWriter, StagedWriteTensor, UvaBackedTensor
 from hal_vllm.stage import Place, Rows, Stage
@@ -70,14 +69,6 @@ class Forgetful(StagedWriteTensor):
         for index, (start, values) in runs.items():
             super().stage_write(index, start, values)
         super().apply_write()
-
-
-class StaleRead(StagedWriteTensor):
-    """Who reads the tensor before the step's submission gets what was there."""
-
-    @property
-    def gpu(self) -> torch.Tensor:
-        return self._gpu
 
 
 class LastGroup(FusedStagedWriter):
@@ -158,6 +149,12 @@ def _few_tensors(stage: Stage) -> Ticket:
     return DONE
 
 
+def _stale_reads(patch: Any) -> None:
+    """Who reads a tensor before the step's submission gets what was there."""
+    patch.setattr(StagedWriteTensor, "gpu", property(lambda one: one._gpu))
+    patch.setattr(UvaBackedTensor, "gpu", property(lambda one: one._shown))
+
+
 FEW = 8
 FLUSH = Stage.flush
 LIARS: dict[str, Callable[[Any], None]] = {
@@ -169,7 +166,6 @@ LIARS: dict[str, Callable[[Any], None]] = {
         OneBlock,
         ZeroIsClear,
         Forgetful,
-        StaleRead,
         LastGroup,
         FirstChange,
         FirstRows,
@@ -179,6 +175,28 @@ LIARS: dict[str, Callable[[Any], None]] = {
     )
 } | {
     "SecondApply": lambda patch: patch.setattr(Stage, "add", _second_apply),
+    "StaleReads": _stale_reads,
     "FewTensors": lambda patch: patch.setattr(Stage, "flush", _few_tensors),
 }
 """Name of each fault to a function that makes it, given pytest's ``monkeypatch``."""
+
+
+def main(count: int) -> None:
+    """Print for each fault the first of ``count`` drawn sequences that finds it, and what it finds; needs vLLM."""
+    from hal_vllm.checking import check, interpreted
+
+    interpreted()
+    from pytest import MonkeyPatch
+
+    for name, made in LIARS.items():
+        with MonkeyPatch.context() as patch:
+            made(patch)
+            for number in range(100, 100 + count):
+                found = check("cpu", count=1, first=number).differing
+                if found:
+                    print(f"KILLED {name}: {next(iter(found.values()))}", flush=True)
+                    break
+
+
+if __name__ == "__main__":
+    main(30)

@@ -47,6 +47,16 @@ def test_the_same_bytes_as_vllms_own(device):
     assert "same             _post_update_kernel" in done.stdout
 
 
+@pytest.mark.conform
+def test_the_thirty_sequences_find_every_fault():
+    import liars
+
+    done = run(liars.__file__, timeout=3600)
+    assert done.returncode == 0, done.stderr
+    found = [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("KILLED")]
+    assert found == list(liars.LIARS), done.stdout
+
+
 WRONG = """
 from hal_vllm.batch_kernels import _get_num_sampled_and_rejected_kernel as right
 def wrong(num_sampled_ptr, num_rejected_ptr, *others):
