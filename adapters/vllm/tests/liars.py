@@ -186,10 +186,10 @@ def main(count: int) -> None:
     from hal_vllm.checking import check, interpreted
 
     interpreted()
-    from pytest import MonkeyPatch
+    import pytest
 
     for name, made in LIARS.items():
-        with MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             made(patch)
             for number in range(100, 100 + count):
                 found = check("cpu", count=1, first=number).differing
