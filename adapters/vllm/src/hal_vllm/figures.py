@@ -49,9 +49,14 @@ def show() -> None:
         return
     folder = tempfile.mkdtemp(prefix="hal-vllm-")
     os.environ[FOLDER] = folder
-    owner = os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+    atexit.register(_remove, folder, os.getpid())
     import_module("prometheus_client").REGISTRY.register(Collector(Path(folder)))
+
+
+def _remove(folder: str, owner: int) -> None:
+    """Remove it, unless what ends is a fork of its owner."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def writer(counts: Mapping[str, int]) -> Callable[[], None]:
