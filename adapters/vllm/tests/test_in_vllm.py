@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -49,12 +50,11 @@ def test_the_same_bytes_as_vllms_own(device):
 
 @pytest.mark.conform
 def test_the_thirty_sequences_find_every_fault():
-    import liars
-
-    done = run(liars.__file__, timeout=3600)
+    script = str(Path(__file__).with_name("liars.py"))
+    done = run(script, timeout=3600)
     assert done.returncode == 0, done.stderr
     found = [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("KILLED")]
-    assert found == list(liars.LIARS), done.stdout
+    assert found == list(runpy.run_path(script)["LIARS"]), done.stdout
 
 
 WRONG = """

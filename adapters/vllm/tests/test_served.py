@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -27,10 +28,8 @@ READY = "Application startup complete"
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    sys.path.insert(0, str(ROOT / "adapters/vllm/proof"))
-    import engine
-
-    return engine.runnable(ROOT / "engine/src/hal_engine/model/default", tmp_path_factory.mktemp("model"))
+    runnable = runpy.run_path(str(ROOT / "adapters/vllm/proof/engine.py"))["runnable"]
+    return runnable(ROOT / "engine/src/hal_engine/model/default", tmp_path_factory.mktemp("model"))
 
 
 def started(model, *options, **environment):
@@ -39,6 +38,7 @@ def started(model, *options, **environment):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     quiet = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    quiet["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else vLLM asks for a NUMA node for each rank
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "512", "--block-size", "32"]
     command += ["--enforce-eager", "--kv-cache-memory-bytes", str(64 << 20), "--served-model-name", "m", *options]
