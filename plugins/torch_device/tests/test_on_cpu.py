@@ -45,6 +45,19 @@ def opened(request, monkeypatch):
         yield device
 
 
+class NoEvent:
+    """What vLLM puts in the place of torch.Event on a CPU."""
+
+    def __init__(self, **_):
+        self.record = self.synchronize = lambda *_: None
+
+
+def test_a_class_of_pythons_in_the_place_of_torchs_event_is_no_event(monkeypatch):
+    monkeypatch.setattr(torch, "Event", NoEvent)
+    with hal.open_device("torch_cpu") as device:
+        assert "support events" in device.device.runtime.why["events"]
+
+
 @pytest.mark.whole_kit
 @pytest.mark.parametrize("which", DEVICES)
 @pytest.mark.parametrize(

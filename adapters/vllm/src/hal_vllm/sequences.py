@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from .sides import LETTERS, VOCABULARY, Differs, Sides, Slots, Tensors, compare
+from .buffers import CODES
+from .sides import LETTERS, VOCABULARY, WIDTH, Differs, Sides, Slots, Tensors, compare
 from .stage import Stage
 from .steps import Step
 
@@ -79,7 +80,9 @@ class Sequence:
             if draw.random() < 0.4 and not full:
                 more = tuple([draw.randrange(500)] for _ in range(self.sizes["groups"]))
                 self.both("append", partial(_append, row, more))
-        self.both("apply", lambda side: side.apply(bool(fresh)))
+        direct = drawn_writes(draw)
+        self.both("direct writes", lambda side: side.direct.write(*direct))
+        self.both("apply", lambda side: {"left to submit": torch.tensor(side.apply(bool(fresh)))})
 
     def _finish(self) -> None:
         for name in list(self.live):
@@ -104,9 +107,20 @@ def _append(row: int, blocks: tuple[list[int], ...], side: Slots) -> None:
     side.tables.append_block_ids(row, blocks, overwrite=False)
 
 
+def drawn_writes(draw: random.Random) -> tuple[list[tuple[int, int, int, list[int]]], list[int], int | None]:
+    """Return runs of a table's row that may overlap, what is kept on the host, and how many rows of it are copied."""
+    runs = []
+    for _ in range(draw.randint(0, 8)):
+        start = draw.choice([0, 0, 2, WIDTH - 2])
+        count = draw.choice([1, 2, 5, WIDTH])
+        values = [draw.randrange(2**20) for _ in range(min(count, WIDTH - start))]
+        runs.append((draw.randrange(len(CODES)), draw.randrange(2), start, values))
+    return runs, [draw.randrange(2) for _ in range(12)], draw.choice([None, 2])
+
+
 def drawn_request(draw: random.Random, length: int, groups: int) -> dict[str, Any]:
     """Return a request: its tokens, blocks, how much of it is computed, and parameters of every kind."""
-    prompt = draw.randint(1, min(length - 16, 120))
+    prompt = draw.randint(1, length - 16 if draw.random() < 0.1 else min(length - 16, 120))
     more = draw.randint(0, 4) if draw.random() < 0.3 else 0
     letters = draw.choice([LETTERS, VOCABULARY])
     tokens = [draw.randrange(letters) for _ in range(prompt + more)]

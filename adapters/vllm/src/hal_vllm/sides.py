@@ -6,19 +6,22 @@ Both sides run vLLM's own host code; what it launches is vLLM's kernels, interpr
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 
+from .buffers import CODES
 from .kernels import GPU
 from .stage import Stage
 
 VOCABULARY = 197
 LETTERS = 4
 """Tokens that are drawn often, so that n-grams, drafts and bad words match."""
+WIDTH = 1100
+"""Elements of a row that is written directly: more than one program of vLLM's kernel writes at a time."""
 Tensors = dict[str, torch.Tensor]
 ULP = {"noise": 2, "logprobs": 8}
 """Outputs that may differ by so many steps of their format, or of 1: a logarithm and the order of a sum are the
@@ -53,6 +56,32 @@ class Sides:
             setattr(owner, name, other if hal else own)
 
 
+class Direct:
+    """Buffers that a sequence writes itself: vLLM's host code fills no row, writes none twice before an apply, and
+    copies no first rows alone, but it may."""
+
+    def __init__(self, device: torch.device) -> None:
+        made = import_module(f"{GPU}.buffer_utils")
+        self.tables = [made.StagedWriteTensor((2, WIDTH), dtype, device) for dtype in CODES]
+        self.kept = made.UvaBackedTensor((6, 2), torch.int64)
+
+    def write(self, runs: Iterable[tuple[int, int, int, list[int]]], kept: Iterable[int], rows: int | None) -> None:
+        """Stage ``runs`` (table, row, start, values) and apply them; copy the first ``rows`` of what is ``kept``.
+
+        Interpreted, vLLM's kernel writes them in their order, so that the last one wins.
+        """
+        for number, row, start, values in runs:
+            given = list(values)
+            self.tables[number].stage_write(row, start, given)
+            given.clear()
+            if len(values) == 2:
+                self.tables[number].apply_write()
+        self.kept.np.reshape(-1)[:] = list(kept)
+        self.kept.copy_to_uva(rows)
+        for table in self.tables:
+            table.apply_write()
+
+
 class Slots:
     """The slot state of one side, made by vLLM's own code."""
 
@@ -73,6 +102,7 @@ class Slots:
         classes = [getattr(import_module(f"{GPU}.sample.{at}"), name) for at, name in made.items()]
         self.processors = [one(None, shared) for one in classes]
         self.wanted = import_module(f"{GPU}.sample.logprob").LogprobTokenIdsState(rows, device)
+        self.direct = Direct(device)
 
     def add(self, name: str, drawn: Mapping[str, Any]) -> None:
         """Put a request into a slot."""
@@ -83,18 +113,20 @@ class Slots:
         for one in (*self.processors, self.wanted):
             one.add_request(row, drawn["params"])
 
-    def apply(self, fresh: bool) -> None:
-        """Apply what was staged, in the runner's order."""
+    def apply(self, fresh: bool) -> int:
+        """Apply what was staged, in the runner's order, and return how many tensors are left to submit: none."""
         if fresh:
             self.requests.apply_staged_writes()
         for one in (self.sampling, *self.processors, self.wanted, self.tables):
             one.apply_staged_writes()
-        if self.stage is not None:
-            self.stage.flush()
+        if self.stage is None:
+            return 0
+        self.stage.flush()
+        return len(self.stage.pending)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield every tensor of the state, by its name."""
-        for owner in (self.requests, self.tables, self.sampling, *self.processors, self.wanted):
+        for owner in (self.requests, self.tables, self.sampling, *self.processors, self.wanted, self.direct):
             for name, value in vars(owner).items():
                 held = value if isinstance(value, list) else [value]
                 for number, one in enumerate(held):

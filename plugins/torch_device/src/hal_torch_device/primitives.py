@@ -126,8 +126,8 @@ class TorchPrimitives(Primitives):
         return True
 
     def _try_events(self) -> None:
-        stream, event = self._new_stream(self.device), torch.Event(device=self.device)
-        event.record(stream)
+        stream = self._new_stream(self.device)
+        event = stream.record_event()  # torch's own: on a CPU vLLM puts a class of Python's in the place of torch.Event
         stream.wait_event(event)
         event.synchronize()
 
