@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from hal_core import DONE, Capabilities, InvalidValue, Ticket, Unavailable, View
+from hal_core import DONE, Capabilities, Counters, InvalidValue, Ticket, Unavailable, View
 from hal_core.devices import (
     DLPACK_CPU,
     DLPACK_CUDA,
@@ -302,6 +302,11 @@ class TorchDevice(AsyncDevice):
         self.runtime.run(own.raw, move, "launches")
         self.runtime.count("launches")
         return self.ticket(own)
+
+    def probe_counts(self) -> Counters:
+        """What was given to torch, for the conformance kit; an update is no write, so it does not count."""
+        ran = self.runtime.ran
+        return Counters(ran["uploads"] + ran["launches"], ran["uploads"], ran["launches"], ran["copies_out"])
 
     def update_inputs(self, state: SlotState, step: Step, stream: Stream) -> Ticket:
         """Operations over all slots, in stream order; the host takes no part."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ class TorchPrimitives(Primitives):
         self.owned: dict[int, torch.Tensor] = {}
         self.locked: dict[int, torch.Tensor] = {}
         self.why: dict[str, str] = {}
+        self.ran: Counter[str] = Counter()
+        """What was given to torch, by the names of :class:`hal_core.Counters` and "updates"."""
         self._new_stream = new_stream
         self._events = getattr(self.module, "Event", None)
         self.pinned = self._works("pinned", self._try_pinned)
@@ -240,7 +243,8 @@ class TorchPrimitives(Primitives):
     # -- work ---------------------------------------------------------------------------------------------------------
 
     def run(self, stream: Any, work: Callable[[], object], name: str) -> None:  # noqa: ANN401 (torch's)
-        """Queue the operations of ``work`` on ``stream``. ``name``: what a substitute counts them as."""
+        """Queue the operations of ``work`` on ``stream``, counted as ``name``."""
+        self.ran[name] += 1
         with self.current(stream):
             work()
 
