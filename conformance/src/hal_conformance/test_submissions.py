@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from .fixtures.world import World
 from .harness import backdoor
 from .harness.backdoor import arrive, poisoned
 from .harness.guarantees import guarantee
-from .harness.natives import reaching
+from .harness.natives import looking_below, reaching
 from .harness.reached import Reached
 from .kit import Draw, Kit, examples
 
@@ -109,14 +111,30 @@ def test_g10_an_insertion_does_not_wait_for_the_device(kit: Kit, draw: Draw) -> 
 # -- at the sizes of production ----------------------------------------------------------------------------------------
 
 
-def cost(fixture: World, tasks: Sequence[Task], what: str) -> Counters:
-    """Return the cost of an insertion by the device's own counters, which must have counted it as the driver has."""
+A_REQUEST = 4
+"""Of so many more requests, a primitive may run one line of Python more: a call of the driver for each is a loop."""
+
+
+def cost(
+    fixture: World, tasks: Sequence[Task], what: str, seen_lines: dict[str, tuple[int, int]] | None = None
+) -> Counters:
+    """Return the cost of an insertion by the device's own counters, which must have counted it as the driver has.
+
+    ``seen_lines``: by kind of batch, the fewest requests, and the lines that the primitives ran for them.
+    """
     __tracebackhide__ = True
     probe = reaching(fixture.device)
     before, below = fixture.bound.counters(), probe() if probe else Counters()
-    ticket = fixture.insert(tasks)
+    with looking_below(fixture.device) as ran:
+        ticket = fixture.insert(tasks)
     spent = fixture.bound.counters() - before
     arrive(ticket)
+    kinds = " and ".join(sorted({task.kind.name for task in tasks}))
+    count, lines = ({} if seen_lines is None else seen_lines).setdefault(kinds, (len(tasks), ran.lines))
+    assert ran.lines - lines <= max(0, len(tasks) - count) / A_REQUEST + A_REQUEST, (
+        f"{what}: the primitives ran {ran.lines} lines, but {lines} for {count} requests: what they do grows with them"
+    )
+    assert not ran.waits, f"{what}: the host waited {ran.waits} times for an event, and counted {spent.host_waits}"
     if probe:
         seen = (probe() - below).submissions
         assert seen == spent.submissions, (
@@ -140,13 +158,14 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
     counts = sizes_of(kit, "requests of a batch that is counted")
     fixture = World(kit, replace(MANY, num_slots=max(counts) + 3))
     n, reached = fixture.sizes.num_slots, Reached(kind.name for kind in TaskKind)
+    spend = partial(cost, fixture, seen_lines={})
     for turn, count in enumerate(counts):
         slots = np.random.default_rng(turn).permutation(n)[:count].tolist()
         entering = [request(fixture, slot) for slot in slots]
         halves = [
             prefill(fixture, slot, one, max(1, one.total // 2)) for slot, one in zip(slots, entering, strict=True)
         ]
-        cost(fixture, halves, f"{count} requests entering")
+        spend(halves, f"{count} requests entering")
         chunks = [
             Task(TaskKind.PREFILL_CHUNK, slot, one, half.num_scheduled_tokens, one.total - half.num_scheduled_tokens,
                  blocks(MANY, 4 * (-(-one.total // 4) - len(half.blocks)), slot), len(half.blocks))
@@ -154,22 +173,21 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
         ]  # fmt: skip
         fixture.put({"seq_lens_this_time": np.zeros(n), "seq_lens_encoder": np.zeros(n)})
         if chunks:
-            cost(fixture, chunks, f"{len(chunks)} chunks")
+            spend(chunks, f"{len(chunks)} chunks")
         going = [Task(TaskKind.MORE_BLOCKS, slot, fixture.model.residents[slot].admitted, blocks=[1, 2],
                       first_block=fixture.model.residents[slot].blocks) for slot in slots]  # fmt: skip
-        cost(fixture, going, f"{count} requests with more blocks")
+        spend(going, f"{count} requests with more blocks")
         kind = TaskKind.PREEMPTED if turn % 2 else TaskKind.ABORTED
-        cost(fixture, fixture.leaving(slots, kind), f"{count} requests leaving")
+        spend(fixture.leaving(slots, kind), f"{count} requests leaving")
         fixture.output(fixture.step(slots))
-        cost(fixture, [handoff(fixture, slot, request(fixture, slot)) for slot in slots], f"{count} handoffs")
+        spend([handoff(fixture, slot, request(fixture, slot)) for slot in slots], f"{count} handoffs")
         kind = TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED
         mixed = [
             *fixture.leaving(slots, kind),
             *(prefill(fixture, slot, request(fixture, slot + 1)) for slot in slots),
         ]
-        cost(fixture, mixed, f"{count} requests leaving and as many entering")
-        cost(
-            fixture,
+        spend(mixed, f"{count} requests leaving and as many entering")
+        spend(
             fixture.leaving(slots, TaskKind.ABORTED if kind is TaskKind.PREEMPTED else TaskKind.PREEMPTED),
             "all leave",
         )
@@ -183,9 +201,13 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
 
 @guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))
 def test_g10_a_large_insertion_does_not_wait_for_the_device(kit: Kit) -> None:
-    fixture = World(kit, MANY)
+    """While nothing else of the device runs either, as of an engine on which the host may wait behind others' work."""
+    fixture, own = World(kit, MANY), kit.device
     tasks = [prefill(fixture, slot, request(fixture, slot)) for slot in range(512)]
-    with kit.held(fixture.stream):
+    inner = (getattr(fixture.stream, "copy_stream", None), getattr(own, "upload_stream", None))
+    with ExitStack() as held:
+        for stream in (fixture.stream, *filter(None, inner)):
+            held.enter_context(kit.held(stream, "a large insertion"))
         before = fixture.bound.counters()
         tickets = [fixture.insert(tasks[low:high]) for low, high in ((0, 1), (1, 66), (66, 512))]
         waited = (fixture.bound.counters() - before).host_waits

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC
 from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hal_core.contract.counters import Counters
@@ -12,7 +14,8 @@ from hal_core.devices import Primitives
 from .lies import lay_below
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from hal_core.contract.device import Device
 
@@ -27,6 +30,10 @@ ALSO = {"event_create_timed": "event_create"}
 
 WORK = {"copy_in": "uploads", "launch": "launches", "copy_out": "copies_out"}
 """Primitives that are one call of the runtime each, and what a device counts them as."""
+
+
+OWN = ("hal_core", "hal_conformance", "builtins", "abc")
+"""Packages whose classes are none of a vendor's primitives."""
 
 
 class Counted(ABC):  # noqa: B024 (an ABC for its layout, as Lie)
@@ -85,6 +92,43 @@ def reaching(device: Device) -> Callable[[], Counters] | None:
         return Counters(found["uploads"] + found["launches"], *(found[kind] for kind in WORK.values()))
 
     return counts
+
+
+class Below:
+    """What this thread does below a device: ``lines`` of Python in its primitives, and ``waits`` for an event there."""
+
+    def __init__(self, device: Device) -> None:
+        self.lines = self.waits = 0
+        below: Any = getattr(device, "primitives", None)
+        kinds = [kind for kind in type(below).__mro__ if kind.__module__.partition(".")[0] not in OWN]
+        self._codes = {getattr(call, "__code__", None) for kind in kinds for call in vars(kind).values()}
+        waits = [vars(kind).get("event_synchronize") for kind in type(below).__mro__]
+        self._waits = {getattr(wait, "__code__", None) for wait in waits}
+        self._inside: set[FrameType] = set()
+
+    def _enters(self, frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401 (a function of sys.settrace)
+        self.waits += frame.f_code in self._waits
+        if frame.f_code not in self._codes and frame.f_back not in self._inside:
+            return None
+        self._inside.add(frame)
+        return self._runs
+
+    def _runs(self, frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401 (a function of sys.settrace)
+        self.lines += event == "line"
+        if event == "return":
+            self._inside.discard(frame)
+        return self._runs
+
+
+@contextmanager
+def looking_below(device: Device) -> Iterator[Below]:
+    """Yield what this thread does below the device meanwhile, whatever the device counts itself."""
+    found, before = Below(device), sys.gettrace()
+    sys.settrace(found._enters)
+    try:
+        yield found
+    finally:
+        sys.settrace(before)
 
 
 def counted(device: Device) -> Counter[str]:
