@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
+from copy import copy as copy_of
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -357,7 +357,7 @@ def test_g05_device_values_and_records_past_4_gib_are_not_cut(kit: Kit, huge_blo
     records = Records(
         np.array([4, 0, 2], np.int32), noise(18, 3 * 16).reshape(3, 16), np.array([(320, stride, 0, 16)], SCATTER_MAP)
     )
-    registered = copy.copy(hook_calls.working(kit).state)
+    registered = copy_of(hook_calls.working(kit).state)
     registered.scatter_map = records.scatter_map  # as of a state so large, which would take seconds to reset
     kit.device.register_state(registered)
     plan = WritePlan(memory, np.zeros(0, WRITE), [], records)

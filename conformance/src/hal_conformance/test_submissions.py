@@ -125,7 +125,7 @@ def cost(
     __tracebackhide__ = True
     probe = reaching(fixture.device)
     before, below = fixture.bound.counters(), probe() if probe else Counters()
-    with looking_below(fixture.device) as ran:
+    with looking_below(fixture.device, at_all=seen_lines is not None) as ran:
         ticket = fixture.insert(tasks)
     spent = fixture.bound.counters() - before
     arrive(ticket)

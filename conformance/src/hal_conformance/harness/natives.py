@@ -76,20 +76,26 @@ for _name, _kind in WORK.items():
 
 
 def reaching(device: Device) -> Callable[[], Counters] | None:
-    """Return what counts the calls that reach the driver from now on: the device's own ``probe_counts``, or a proxy
-    around its primitives; None where there is neither, or a compound primitive is the vendor's own."""
+    """Return what counts the calls that reach the driver: the device's own ``probe_counts``, a proxy around its
+    primitives, or the more of both; None where there is neither, or a compound primitive is the vendor's own."""
     own: Any = device
-    if hasattr(own, "probe_counts"):
-        return own.probe_counts  # type: ignore[no-any-return]
-    below = getattr(own, "primitives", None)
+    below, probe = getattr(own, "primitives", None), getattr(own, "probe_counts", None)
     names = ("submit", "submit_copy_out")
     if below is None or any(getattr(type(below), name, None) is not getattr(Primitives, name) for name in names):
-        return None
+        return probe
     lay_below(own, Reached)
+    first = probe() if probe else Counters()
+
+    def calls() -> tuple[int, ...]:
+        found = own.primitives.reached
+        return found["uploads"] + found["launches"], *(found[kind] for kind in WORK.values())
+
+    before = calls()
 
     def counts() -> Counters:
-        found = own.primitives.reached
-        return Counters(found["uploads"] + found["launches"], *(found[kind] for kind in WORK.values()))
+        told = probe() - first if probe else Counters()
+        seen = zip(("submissions", *WORK.values()), before, calls(), strict=True)
+        return Counters(**{name: max(getattr(told, name), now - then) for name, then, now in seen})
 
     return counts
 
@@ -121,10 +127,11 @@ class Below:
 
 
 @contextmanager
-def looking_below(device: Device) -> Iterator[Below]:
-    """Yield what this thread does below the device meanwhile, whatever the device counts itself."""
+def looking_below(device: Device, *, at_all: bool = True) -> Iterator[Below]:
+    """Yield what this thread does below the device meanwhile, whatever the device counts itself; ``at_all``: or look
+    for nothing, as it takes time."""
     found, before = Below(device), sys.gettrace()
-    sys.settrace(found._enters)
+    sys.settrace(found._enters if at_all else before)
     try:
         yield found
     finally:
