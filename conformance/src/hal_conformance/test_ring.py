@@ -43,20 +43,10 @@ FIRST = ("early", "late", "between")
 """When the held stream takes its spans: before, after or among those of the other."""
 
 
-@guarantee(2, requires=NEEDS)
+@guarantee(2, requires=NEEDS, also=(3,))
 @pytest.mark.parametrize("first", FIRST)
 def test_g02_a_span_is_fenced_by_its_own_stream_and_not_a_neighbours(small: Kit, first: str) -> None:
-    small.once(("two streams", first), lambda: on_pairs(small, first))
-
-
-@guarantee(3, requires=NEEDS)
-def test_g03_a_span_is_fenced_by_its_own_stream_and_not_a_neighbours(small: Kit) -> None:
-    small.once(("two streams", "between"), lambda: on_pairs(small, "between"))
-
-
-def on_pairs(small: Kit, first: str) -> None:
-    """Run :func:`two_streams` on the default stream and another, and on two others."""
-    __tracebackhide__ = True
+    """On the default stream and another, and on two others."""
     for case, held, free in pairs(small)[: PAIRS[small.effort.profile]]:
         two_streams(small, first, case, held, free)
 
