@@ -30,6 +30,8 @@ ALSO = {"event_create_timed": "event_create"}
 
 WORK = {"copy_in": "uploads", "launch": "launches", "copy_out": "copies_out"}
 """Primitives that are one call of the runtime each, and what a device counts them as."""
+COMPOUNDS = ("submit", "submit_copy_out")
+"""Primitives that are several."""
 
 
 OWN = ("hal_core.", "hal_conformance.harness.", "builtins")
@@ -80,8 +82,7 @@ def reaching(device: Device) -> Callable[[], Counters] | None:
     primitives, or the more of both; None where there is neither, or a compound primitive is the vendor's own."""
     own: Any = device
     below, probe = getattr(own, "primitives", None), getattr(own, "probe_counts", None)
-    names = ("submit", "submit_copy_out")
-    if below is None or any(getattr(type(below), name, None) is not getattr(Primitives, name) for name in names):
+    if below is None or any(getattr(type(below), name, None) is not getattr(Primitives, name) for name in COMPOUNDS):
         return probe
     lay_below(own, Reached)
     first = probe() if probe else Counters()
@@ -101,13 +102,15 @@ def reaching(device: Device) -> Callable[[], Counters] | None:
 
 
 class Below:
-    """What this thread does below a device: ``lines`` of Python in its primitives, and ``waits`` for an event there."""
+    """What this thread does below a device: ``lines`` of Python in the primitives that give work to the runtime, and
+    ``waits`` for an event."""
 
     def __init__(self, device: Device) -> None:
         self.lines = self.waits = 0
         below: Any = getattr(device, "primitives", None)
         kinds = [kind for kind in type(below).__mro__ if not kind.__module__.startswith(OWN)]
-        self._codes = {getattr(call, "__code__", None) for kind in kinds for call in vars(kind).values()}
+        calls = [vars(kind).get(name) for kind in kinds for name in (*WORK, *COMPOUNDS)]
+        self._codes = {getattr(call, "__code__", None) for call in calls}
         waits = [vars(kind).get("event_synchronize") for kind in type(below).__mro__]
         self._waits = {getattr(wait, "__code__", None) for wait in waits}
         self._inside: set[FrameType] = set()
