@@ -178,16 +178,11 @@ def too_long(writes: RingWrites, room: int, stream: Stream, *, rows: bool) -> No
             arrive(ticket)
 
 
-@guarantee(3, requires=NEEDS)
+@guarantee(3, requires=NEEDS, also=(2,))
 @pytest.mark.parametrize("nbytes", [4500, 12_000, 65_536, 200_000])
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g03_writes_before_a_full_rings_refusal_are_right(small: Kit, nbytes: int, rows: bool) -> None:
-    filled_twice(small, nbytes, rows=rows)
-
-
-def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
-    """Fill the ring until it refuses, once more while it is full, release, compare, and repeat."""
-    __tracebackhide__ = True
+    """Until it refuses, once more while it is full; then all is compared, and so again."""
     rounds, refusals = 2, 0
     writes = RingWrites(small, (2 * rounds + 1) * (RING + RING // 64 + 4 * nbytes) + 2 * ENOUGH * 100)
     stream = small.device.default_stream
@@ -199,11 +194,6 @@ def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
         writes.must_write(nbytes, stream, rows=rows)
         writes.check(f"a write after refusal {turn}")
     assert refusals == 2 * rounds, f"a held ring of {RING} bytes refused {refusals} times of {2 * rounds}"
-
-
-@guarantee(2, requires=NEEDS)
-def test_g02_what_a_full_ring_has_taken_is_what_the_caller_gave(small: Kit) -> None:
-    filled_twice(small, 50_000, rows=False)
 
 
 def write_several(fixture: World) -> Ticket:
