@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 INT64 = dtype_of("int64")
 ROUNDS, WINDOWS = 40, 8
 """Rounds of a window, and most windows. A loss appears in each window; a pool that fills, as of fences, does not."""
-CALLS = (*hook_calls.VALUES, "submit", "copy_out", "onto itself", "insert and leave", "a step", *hook_calls.FURTHER)
+CALLS = (*hook_calls.VALUES, "submit", "copy_out", "onto itself", "insert and leave", "a step")
 
 
 def _write_several(fixture: World) -> None:

@@ -213,6 +213,14 @@ def states(fixture: World) -> None:
     arrive(fixture.bound.insert_tasks(state=state, tasks=[task], stream=fixture.stream))
 
 
+def never_entered(fixture: World) -> None:
+    """Admit requests, one by one and at once, and drop them."""
+    requests = [Request(f"r{at}", [1, 2, 3]) for at in range(10)]
+    fixture.state.admit_all(requests)
+    for request in requests:
+        fixture.state.admit(request)
+
+
 MOST_KEPT = 8
 """Blocks a call that may be forgiven (``Support.keeps``)."""
 
@@ -230,7 +238,7 @@ SMALLEST = 96
 """Bytes of the C heap and the process that a call may keep: caches keep fewer, and a leaked object has more."""
 ROUND_THE_RING = 6_000
 """Calls after which a staging ring has been used all round, for checkers that note each of its places."""
-TURNS = (*hook_calls.VALUES, "copy_out", *hook_calls.FURTHER)
+TURNS = (*hook_calls.VALUES, "copy_out")
 """Calls that take turns."""
 
 
@@ -299,6 +307,7 @@ ROUNDS: dict[str, tuple[Callable[[World], None], int]] = {
     "refusals": (refusals, 40),
     "memory": (memory, 40),
     "states": (states, 20),
+    "requests that never enter": (never_entered, 40),
 }
 """The repeated calls, and their number in a window; each is several calls."""
 
