@@ -312,32 +312,6 @@ def compare(copies: list[CopyTicket], should: list[np.ndarray[Any, Any]], form: 
         assert_copied(copy, cells.view(np.uint8), f"the copy after {10 * (at + 1)} of {MANY} {form} on a held stream")
 
 
-@guarantee(1, requires=HELD, also=(3, 4))
-def test_g01_hundreds_of_calls_on_several_streams_stay_apart(kit: Kit) -> None:
-    """Four streams in turn, two of them held: calls on the free ones are done, those on the held ones are not."""
-    device = kit.device
-    streams = [device.default_stream, *(device.stream() for _ in range(3))]
-    memory = device.allocate(8 * MANY)
-    backdoor.write(device, memory, 0, np.zeros(8 * MANY, np.uint8), streams[0])
-    view = View.contiguous(memory, 0, (MANY,), dtype_of("int64"))
-    tickets: list[Ticket] = []
-    with kit.held(streams[1]), kit.held(streams[2]):
-        for turn in range(MANY):
-            tickets.append(
-                kit.bound.async_set_value(target=view[turn], value=turn + 1, stream=streams[turn % len(streams)])
-            )
-        for turn in range(MANY):
-            if turn % len(streams) in (0, 3):
-                arrive(tickets[turn], f"call {turn} on a free stream")
-        early = [turn for turn, ticket in enumerate(tickets) if turn % len(streams) in (1, 2) and ticket.done()]
-        assert not early, f"calls {early} are done, but their streams are held"
-    for ticket in tickets:
-        arrive(ticket)
-    got = backdoor.read(device, memory, streams[0])[: 8 * MANY].view(np.int64)
-    wrong = np.flatnonzero(got != np.arange(1, MANY + 1)).tolist()
-    assert not wrong, f"calls {wrong} of {MANY} on four streams are not there"
-
-
 @guarantee(1, requires=HELD, also=(2, 26))
 def test_g01_an_event_outlives_its_stream(kit: Kit) -> None:
     """It belongs to work that is pending when the stream is dropped; other streams wait for it, one of them twice."""

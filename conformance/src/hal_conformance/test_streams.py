@@ -194,14 +194,6 @@ def test_g04_every_call_waits_for_the_writes_before_it(kit: Kit) -> None:
 # -- bare streams and events -----------------------------------------------------------------------------------------
 
 
-@guarantee(1)
-def test_g01_streams_are_apart(kit: Kit) -> None:
-    streams = [kit.device.default_stream, *(kit.device.stream() for _ in range(3))]
-    handles = [stream.handle for stream in streams]
-    assert len({*handles}) == len(handles), f"four streams have the handles {handles}"
-    assert kit.device.default_stream.handle == handles[0], "the default stream is another one each time"
-
-
 @guarantee(1, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(2, 26))
 def test_g01_the_work_of_a_stream_that_is_dropped_is_executed(kit: Kit) -> None:
     device, memory, should = kit.device, kit.device.allocate(4096), noise(3, 4096)
