@@ -94,9 +94,9 @@ def reaching(device: Device) -> Callable[[], Counters] | None:
     before = calls()
 
     def counts() -> Counters:
-        told = probe() - first if probe else Counters()
+        own_counts = probe() - first if probe else Counters()
         seen = zip(("submissions", *WORK.values()), before, calls(), strict=True)
-        return Counters(**{name: max(getattr(told, name), now - then) for name, then, now in seen})
+        return Counters(**{name: max(getattr(own_counts, name), now - then) for name, then, now in seen})
 
     return counts
 

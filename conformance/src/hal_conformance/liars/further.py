@@ -314,8 +314,8 @@ class OfItsStream(ProxyEvent):
         return float(own - (theirs.seconds_since(earlier.first_one) if theirs is not earlier.first_one else 0.0))
 
 
-class WhenAsked(ProxyEvent):
-    """A timed event of the host's time when it is first asked whether it has passed."""
+class WhenRead(ProxyEvent):
+    """A timed event of the host's time when it is first found to have passed."""
 
     def done(self) -> bool:
         passed = self.true.done()
@@ -326,7 +326,7 @@ class WhenAsked(ProxyEvent):
     def wait(self, timeout: float | None = None) -> bool:
         return self.true.wait(timeout) and self.done()
 
-    def seconds_since(self, earlier: WhenAsked) -> float:
+    def seconds_since(self, earlier: WhenRead) -> float:
         passed = earlier.done() and self.done()
         return float(self.__dict__["stamp"] - earlier.__dict__["stamp"]) if passed else 0.0
 
@@ -350,8 +350,8 @@ TWO: Mapping[str, Any] = {
     "values of two opened devices go by one scratch buffer": row(
         "ScratchOfTheClass", 4, SET, in_one_scratch
     ),  # a module's variable
-    "a timed event notes its time when it is first asked": row(
-        "TimedWhenAsked", 4, "timed_event", lambda call: WhenAsked(call()), "timed_events"
+    "a timed event notes its time when it is first read": row(
+        "TimedWhenRead", 4, "timed_event", lambda call: WhenRead(call()), "timed_events"
     ),  # the runtime's events have no time of their own
     "the time of a timed event begins with its stream's first": row(
         "TimesOfEachStream", 4, "timed_event", since_its_first, ("timed_events", "can_hold_stream")

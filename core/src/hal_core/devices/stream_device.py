@@ -45,7 +45,7 @@ def primitive(call: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, P
         try:
             return call(device, *arguments, **named)
         except HalError as error:
-            device.health.tell(error)
+            device.health.note_reported(error)
             raise error.located(device=device.located) from error.__cause__
 
     return checked
@@ -225,7 +225,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
                 if parts and lease.event is not None:
                     self.reads.add(memory, parts, lease.event)
         except HalError as error:
-            self.health.tell(error)
+            self.health.note_reported(error)
             raise error.located(device=self.located) from error.__cause__
         return self.copy_type(event, lease, places)
 
@@ -261,7 +261,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         try:
             return all(event.wait(self.staging.deadline) for event in self.last.values()), None
         except HalError as error:
-            return False, error if self.raises_faults and not self.health.told else None
+            return False, error if self.raises_faults and not self.health.reported else None
 
     def release(self, *, settled: bool) -> None:
         """Release memory, events and streams. ``settled``: all work is done; otherwise memory that work may use is

@@ -79,7 +79,7 @@ class QuietTicket(AsyncTicket):
     def failure(self) -> BaseException | None:
         error = super().failure()
         if error is not None:
-            self._event.pool.health.tell(error)
+            self._event.pool.health.note_reported(error)
         return error
 
 

@@ -348,7 +348,7 @@ class BoundDevice:
             result = act(*arguments)
         except HalError as error:
             if (health := getattr(self.device, "health", None)) is not None:
-                health.tell(error)
+                health.note_reported(error)
             raise error.located(device=self.name, hook=_HOOK_OF.get(name, name)) from error.__cause__
         except (AttributeError, TypeError):
             self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments).arguments)
