@@ -8,8 +8,7 @@ from dataclasses import replace
 from hal_core import Support
 from hal_core.devices import AsyncDevice, HostCopy
 from hal_core.devices.primitives import StreamPrimitives
-from hal_example_queue.device import QueuePrimitives
-from queued_device import QueueDevice, QueueSupport
+from queued_device import QueueDevice, QueuePrimitives, QueueSupport
 
 
 def without(**off):
