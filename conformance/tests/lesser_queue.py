@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from hal_core import Support
 from hal_core.devices import AsyncDevice, HostCopy
-from queued_device import QueueDevice, QueueSupport
+from hal_core.devices.primitives import StreamPrimitives
+from queued_device import QueueDevice, QueuePrimitives, QueueSupport
 
 
 def without(**off):
@@ -60,10 +61,17 @@ class Unprobed(QueueDevice):
         raise AttributeError("probe_counts")
 
 
+class Unreporting(QueuePrimitives):
+    event_error = StreamPrimitives.event_error
+
+
 class Raises(QueueDevice):
-    """Its runtime raises the faults of earlier work itself."""
+    """Its runtime raises the faults of earlier work itself, and its events report none."""
 
     raises_faults = True
+
+    def __init__(self, index, options):
+        AsyncDevice.__init__(self, index, Unreporting())
 
 
 class Unspoilt(Raises):

@@ -11,6 +11,7 @@ from hal_conformance.harness.lies import lay_below
 from hal_conformance.liars.faults import FAULTS, DelayedCopies, lay
 from hal_example_queue.conformance import QueueSupport as QueueSupport
 from hal_example_queue.device import QueueDevice
+from hal_example_queue.device import QueuePrimitives as QueuePrimitives
 from hal_example_queue.runtime import at as at  # memory as the device's own threads see it
 
 KEPT, BLOCKS = 1 << 28, 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -84,10 +84,9 @@ class Kit:
         self.update_waits = False
         """Set by a check of G28: tests that need a step on a held stream are impossible."""
         self.sparing = False
-        """In the profile quick, unless guarantees are chosen: :meth:`once` runs a check once."""
+        """In the profile quick, unless guarantees are chosen: no ranks are started."""
         self.fields: tuple[StateField, ...] = ()
         """What a worker declares (``--fields``); without them tests of declared fields draw their own."""
-        self._passed: set[Hashable] = set()
         self._bound: BoundDevice | None = None
 
     @property
@@ -154,22 +153,10 @@ class Kit:
         assert self.subject.recipe is not None, "checked by missing()"
         return self.subject.recipe
 
-    def once(self, what: Hashable, check: Callable[[], object]) -> None:
-        """Run a check that is shared by tests of several guarantees, each with its own number.
-
-        The profile quick runs it once, for the first of these tests; if it passes, it counts for all of them. If
-        guarantees are chosen (``--only``), as for a liar, each test runs it.
-        """
-        __tracebackhide__ = True
-        if what not in self._passed:
-            check()
-            if self.sparing:
-                self._passed.add(what)
-
     def another(self) -> Kit:
-        """Return the kit of another opened device of the same kind, with the same passed checks."""
+        """Return the kit of another opened device of the same kind."""
         other = Kit(self.subject, self.effort)
-        other.sparing, other._passed, other.fields = self.sparing, self._passed, self.fields
+        other.sparing, other.fields = self.sparing, self.fields
         return other
 
     def renew(self) -> None:

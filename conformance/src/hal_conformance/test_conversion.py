@@ -237,9 +237,9 @@ def test_g06_a_scalar_fills_every_element_of_a_large_target(kit: Kit, dtype: str
 @pytest.mark.parametrize("dtype", ["uint8", "int64"])
 def test_g06_a_scalar_fills_megabytes_to_the_last_byte(kit: Kit, dtype: str) -> None:
     """Contiguous, and nothing behind it: from some megabytes on a driver fills by another engine, or piece by piece."""
-    kind, most = dtype_of(dtype), max(sizes(kit, "bytes of a fill"))
-    block = LargeBlock(kit, most + 2 * GAP * 8)
+    kind = dtype_of(dtype)
     for turn, nbytes in enumerate(sizes(kit, "bytes of a fill")):
+        block = LargeBlock(kit, nbytes + 2 * GAP * 8)
         target = block.at(8 * GAP, (-(-nbytes // kind.itemsize),), dtype)
         block.write(target, turn + 2, kind.storage.type(turn + 2))
         block.check(f"a scalar for {nbytes} bytes of {dtype}")

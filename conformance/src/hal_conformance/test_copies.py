@@ -13,7 +13,7 @@ import pytest
 from hal_core.memory.views import ByteRange
 
 from .fixtures.prepared_calls import assert_alike, assert_copied
-from .fixtures.sizes import sizes
+from .fixtures.sizes import MIB, need, sizes
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.asserts import assert_no_error
@@ -149,7 +149,7 @@ def content_of(kept: Any) -> bytes:  # noqa: ANN401 (one of HANDLES)
     return b"".join(array.tobytes() for array in kept) if isinstance(kept, list) else bytes(kept)
 
 
-def keep_copies(kit: Kit, case: str) -> None:
+def keep_copies(kit: Kit) -> None:
     """Make many copies of one size and keep a part of each; later work must not change them."""
     __tracebackhide__ = True
     device, memory, stream = kit.device, kit.device.allocate(4096), kit.device.default_stream
@@ -176,17 +176,34 @@ def keep_copies(kit: Kit, case: str) -> None:
         arrive(copied(kit, fresh, stream))
     for at, (handle, was) in enumerate(zip(kept, should, strict=True)):
         what = names[at % len(names)]
-        assert content_of(handle) == was, f"{case}: {what} of copy {at} of {many} was kept, and has changed since"
+        assert content_of(handle) == was, f"{what} of copy {at} of {many} was kept, and has changed since"
 
 
-@guarantee(1)
-def test_g01_arrays_that_are_kept_never_change(kit: Kit) -> None:
-    kit.once("kept copies", lambda: keep_copies(kit, "copy_out"))
+KEPT = 16 * MIB
+"""Bytes of one large copy."""
 
 
-@guarantee(22, also=(19,))
-def test_g22_arrays_that_are_kept_never_change(kit: Kit) -> None:
-    kit.once("kept copies", lambda: keep_copies(kit, "copy_out, on which every output relies"))
+def keep_large_copies(kit: Kit) -> None:
+    """Keep more bytes of copies than a pool holds: each array has its own two ends."""
+    __tracebackhide__ = True
+    many = max(sizes(kit, "MiB of arrays that are kept")) * MIB // KEPT
+    need(many * KEPT, "arrays")
+    memory, stream, kept = kit.device.allocate(KEPT), kit.device.default_stream, list[Any]()
+    for at in range(many):
+        backdoor.put(kit.device, memory, [(0, bytes([at] * 8)), (KEPT - 8, bytes([at] * 8))], stream)
+        copy = kit.device.copy_out(memory, [ByteRange(0, KEPT)], stream)
+        arrive(copy)
+        kept.append(copy.data[0])
+        del copy
+    ends = [(int(array[0]), int(array[-1])) for array in kept]
+    wrong = [at for at, found in enumerate(ends) if found != (at, at)]
+    assert not wrong, f"of {many} copies of {KEPT} bytes whose arrays are kept, {wrong} have other bytes"
+
+
+@guarantee(1, also=(19, 22))
+@pytest.mark.parametrize("keep", [keep_copies, keep_large_copies], ids=["many", "large"])
+def test_g01_arrays_that_are_kept_never_change(kit: Kit, keep: Callable[[Kit], None]) -> None:
+    keep(kit)
 
 
 @guarantee(1, requires=("can_hold_stream", "async_d2h"))

@@ -30,7 +30,6 @@ from .liars import faults
 from .test_device_faults import TELLS
 from .test_faults import under
 from .test_readers import update_held
-from .test_streams import run_concurrent_each
 from .test_submissions import A_CALL
 
 SIZES = StateConfig(num_slots=4, max_model_len=24, block_size=4, max_draft_tokens=2, max_logprobs=0)
@@ -290,11 +289,6 @@ def test_g10_drafts_of_any_number_of_slots_are_one_submission(kit: Kit) -> None:
     assert 1 <= found[5] <= A_CALL, f"submissions by slots with drafts: {found}, but at most {A_CALL} are due"
     waits = {count: cost.host_waits for count, cost in spent.items()}
     assert not any(waits.values()), f"host waits by slots with drafts: {waits}, but none is due"
-
-
-@guarantee(4, also=(1, 12))
-def test_g04_drafts_are_written_in_the_order_of_their_stream(kit: Kit) -> None:
-    run_concurrent_each(kit, "set_drafts")
 
 
 @guarantee(28, requires=OVERLAP, also=(12,))

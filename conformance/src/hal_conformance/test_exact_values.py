@@ -62,18 +62,11 @@ def value_in(container: str, found: Array, dtype: DType, target: View, source: L
     return np.repeat(array, 2)[::2] if container == "array with gaps" else array[::-1].copy()[::-1]
 
 
-@guarantee(5)
+@guarantee(5, also=(6,))
 @pytest.mark.parametrize("name", [dtype.name for dtype in DTYPES])
 def test_g05_every_bit_pattern_arrives_as_it_is_in_every_container(kit: Kit, name: str) -> None:
     for form in FORMS:
-        kit.once(("every container", name, form), lambda: in_every_container(kit, dtype_of(name), [form]))  # noqa: B023
-
-
-@guarantee(6)
-@pytest.mark.parametrize("name", FLOATS)
-def test_g06_a_value_of_the_targets_type_is_not_converted(kit: Kit, name: str) -> None:
-    kit.once(("every container", name, FORMS[0]), lambda: in_every_container(kit, dtype_of(name), FORMS[:1]))
-    kit.once(("single elements", name), lambda: single_elements(kit, name))
+        in_every_container(kit, dtype_of(name), [form])
 
 
 def in_every_container(kit: Kit, dtype: DType, into: Sequence[str]) -> None:
@@ -122,13 +115,9 @@ def singles(name: str) -> dict[str, list[int]]:
     }
 
 
-@guarantee(5)
+@guarantee(5, also=(6,))
 @pytest.mark.parametrize("name", FLOATS)
 def test_g05_a_single_element_keeps_its_bits_and_fills_with_them(kit: Kit, name: str) -> None:
-    kit.once(("single elements", name), lambda: single_elements(kit, name))
-
-
-def single_elements(kit: Kit, name: str) -> None:
     """Write single elements of every class, as scalars, arrays without axes and device values."""
     __tracebackhide__ = True
     dtype, reached = dtype_of(name), Reached(CLASSES)

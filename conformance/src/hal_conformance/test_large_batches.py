@@ -89,6 +89,39 @@ def test_g09_batches_of_every_count_enter_and_leave(kit: Kit, kind: TaskKind) ->
     reached.check()
 
 
+@guarantee(9, also=(11, 18, 19, 20))
+def test_g09_a_batch_of_thousands_reaches_its_last_request(kit: Kit) -> None:
+    """All of them in one insertion, and all of them leave in one in which others enter."""
+    counts = sizes(kit, "requests of one large batch")
+    fixture, params = World(kit, replace(THOUSANDS, num_slots=max(counts) + 3)), SamplingParams(max_tokens=3)
+    gone: list[Task] = []
+    for turn, count in enumerate((*counts, 65)):
+        slots = np.random.default_rng(turn).permutation(fixture.sizes.num_slots)[:count].tolist()
+        admitted = [fixture.admit(Request(fixture.new_name(), [slot + 1], params)) for slot in slots]
+        entering = [Task(TaskKind.PREFILL, *each, 0, 1, [each[0]]) for each in zip(slots, admitted, strict=True)]
+        fixture.enter([*gone, *entering])
+        fixture.check(f"{count} requests entered in one batch, where {len(gone)} left")
+        gone = fixture.leaving(slots, TaskKind.ABORTED if turn % 2 else TaskKind.PREEMPTED)
+        fixture.output(fixture.step(slots))
+
+
+@guarantee(9, also=(12, 24, 25))
+def test_g09_steps_far_into_a_request_write_where_it_is(kit: Kit) -> None:
+    """Both sides of the bits at which a token's place may be cut, plain and speculative, beside a short request."""
+    for length in sizes(kit, "tokens before a step"):
+        size = StateConfig(2, length + 16, 1 << 20, max_draft_tokens=2, max_logprobs=0)
+        fixture, what = World(kit, size), f"a request of {length} tokens"
+        fixture.enter(
+            fixture.entering(slot, range(1, 1 + tokens), blocks=[0, 1][: -(-tokens >> 20)], max_tokens=15)
+            for slot, tokens in enumerate((length - 2, 3))
+        )
+        for turn in range(4):
+            ids = np.arange(2 * 3, dtype=np.int64).reshape(2, 3, 1) + 10 * turn + 70
+            fixture.sample(ids, [3, 2], turn=turn)
+            fixture.output(fixture.advance([1, 0], speculative=turn % 2 == 1))
+            fixture.check(f"step {turn} of {what}")
+
+
 @guarantee(9, also=(18, 19, 20))
 def test_g09_slots_past_16_bits_are_their_own(kit: Kit) -> None:
     size = StateConfig(

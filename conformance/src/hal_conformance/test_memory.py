@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType, FunctionType, ModuleType
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -212,6 +213,14 @@ def states(fixture: World) -> None:
     arrive(fixture.bound.insert_tasks(state=state, tasks=[task], stream=fixture.stream))
 
 
+def never_entered(fixture: World) -> None:
+    """Admit requests, one by one and at once, and drop them."""
+    requests = [Request(f"r{at}", [1, 2, 3]) for at in range(10)]
+    fixture.state.admit_all(requests)
+    for request in requests:
+        fixture.state.admit(request)
+
+
 MOST_KEPT = 8
 """Blocks a call that may be forgiven (``Support.keeps``)."""
 
@@ -233,22 +242,39 @@ TURNS = (*hook_calls.VALUES, "copy_out")
 """Calls that take turns."""
 
 
+def referred(device: object) -> int:
+    """Return how many objects the opened device refers to, and its plugin's modules: what it keeps itself."""
+    package = type(device).__module__.partition(".")[0]
+    modules = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == package]
+    left: list[object] = [device, *(vars(module) for module in modules)]
+    known, objects = set[int](), list[object]()
+    while left:
+        one = left.pop()
+        if id(one) not in known and not isinstance(one, type | ModuleType | FunctionType | FrameType):
+            known.add(id(one))
+            objects.append(one)  # no other object gets its number meanwhile
+            left += gc.get_referents(one)
+    return len(objects)
+
+
 @guarantee(26)
 def test_g26_thousands_of_calls_keep_no_bytes_of_the_process(kit: Kit) -> None:
     """By the system's figures, whatever the plugin counts itself: what is lost below Python, of any size."""
     calls = max(sizes(kit, "calls of which none keeps memory")) // 4
     one = Kit(kit.subject, kit.effort)
-    fixture, lost = hook_calls.working(one), list[int]()
-    most, after = (SMALLEST + 1024 * forgiven(kit, 1)) * calls, held()
+    fixture, lost, own = hook_calls.working(one), list[int](), list[int]()
+    most, after, now = (SMALLEST + 1024 * forgiven(kit, 1)) * calls, held(), referred(one.device)
     for turn in range(1 + max(4, ROUND_THE_RING // calls)):
-        before = after
+        before, known = after, now
         for at in range(calls if turn else calls // 2):  # the first fills pools
             hook_calls.again(fixture, TURNS[at % len(TURNS)])
-        after = held()
+        now, after = referred(one.device), held()
+        own.append(now - known)
         lost.append(max(after.heap - before.heap, after.resident - before.resident if calls > 1000 else 0))
-        if turn and lost[-1] < most:
+        if turn and lost[-1] < most and own[-1] < calls // 4:
             break
     one.renew()
+    assert min(own[1:]) < calls // 4, f"after each {calls} calls the device itself refers to {own[1:]} objects more"
     assert min(lost[1:]) < most, f"each {calls} calls leave {lost[1:]} bytes"
 
 
@@ -281,6 +307,7 @@ ROUNDS: dict[str, tuple[Callable[[World], None], int]] = {
     "refusals": (refusals, 40),
     "memory": (memory, 40),
     "states": (states, 20),
+    "requests that never enter": (never_entered, 40),
 }
 """The repeated calls, and their number in a window; each is several calls."""
 

@@ -17,6 +17,7 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures.hook_cases import SIZES, filled, new_tasks
 from .fixtures.prepared_calls import assert_alike
+from .fixtures.sizes import sizes
 from .fixtures.stream_cases import Busy, copied
 from .fixtures.world import World
 from .harness import backdoor
@@ -310,22 +311,19 @@ def test_g28_writes_on_two_streams_come_after_one_reader(kit: Kit, order: tuple[
     busy.check()
 
 
-MANY = 150
-"""Readers that pass before the write and the first reader do."""
-
-
 @guarantee(28, requires=("async_h2d", "can_hold_stream"))
 @pytest.mark.parametrize("what", ["a request that leaves and one that enters", "a value for one slot"])
 def test_g28_a_write_comes_after_the_oldest_of_many_readers(kit: Kit, what: str) -> None:
     """All are pending when the write is called; then all but the oldest pass, some of which read the same slots."""
-    device, case = kit.device, f"{what} behind the oldest of {MANY + 1} readers"
+    device, many = kit.device, max(sizes(kit, "readers before a write"))  # which pass before it and the first reader do
+    case = f"{what} behind the oldest of {many + 1} readers"
     held, writer = [device.stream(), device.stream()], device.stream()
     fixture, tasks = filled(kit, NAMED)
     latches = [kit.held(stream, case) for stream in held]
     with latches[0], latches[1]:
         busy = [Busy(kit, stream, 6) for stream in held]
         fixture.state.add_reader(np.array(NAMED, np.int32), device.event(held[0]))
-        for number in range(MANY):
+        for number in range(many):
             slots = np.array([number % 3], np.int32) if number % 4 else None
             fixture.state.add_reader(slots, device.event(held[1]))
         fixture.stream = writer

@@ -43,20 +43,10 @@ FIRST = ("early", "late", "between")
 """When the held stream takes its spans: before, after or among those of the other."""
 
 
-@guarantee(2, requires=NEEDS)
+@guarantee(2, requires=NEEDS, also=(3,))
 @pytest.mark.parametrize("first", FIRST)
 def test_g02_a_span_is_fenced_by_its_own_stream_and_not_a_neighbours(small: Kit, first: str) -> None:
-    small.once(("two streams", first), lambda: on_pairs(small, first))
-
-
-@guarantee(3, requires=NEEDS)
-def test_g03_a_span_is_fenced_by_its_own_stream_and_not_a_neighbours(small: Kit) -> None:
-    small.once(("two streams", "between"), lambda: on_pairs(small, "between"))
-
-
-def on_pairs(small: Kit, first: str) -> None:
-    """Run :func:`two_streams` on the default stream and another, and on two others."""
-    __tracebackhide__ = True
+    """On the default stream and another, and on two others."""
     for case, held, free in pairs(small)[: PAIRS[small.effort.profile]]:
         two_streams(small, first, case, held, free)
 
@@ -188,16 +178,11 @@ def too_long(writes: RingWrites, room: int, stream: Stream, *, rows: bool) -> No
             arrive(ticket)
 
 
-@guarantee(3, requires=NEEDS)
+@guarantee(3, requires=NEEDS, also=(2,))
 @pytest.mark.parametrize("nbytes", [4500, 12_000, 65_536, 200_000])
 @pytest.mark.parametrize("rows", [False, True], ids=["contiguous", "rows"])
 def test_g03_writes_before_a_full_rings_refusal_are_right(small: Kit, nbytes: int, rows: bool) -> None:
-    filled_twice(small, nbytes, rows=rows)
-
-
-def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
-    """Fill the ring until it refuses, once more while it is full, release, compare, and repeat."""
-    __tracebackhide__ = True
+    """Until it refuses, once more while it is full; then all is compared, and so again."""
     rounds, refusals = 2, 0
     writes = RingWrites(small, (2 * rounds + 1) * (RING + RING // 64 + 4 * nbytes) + 2 * ENOUGH * 100)
     stream = small.device.default_stream
@@ -209,11 +194,6 @@ def filled_twice(small: Kit, nbytes: int, *, rows: bool) -> None:
         writes.must_write(nbytes, stream, rows=rows)
         writes.check(f"a write after refusal {turn}")
     assert refusals == 2 * rounds, f"a held ring of {RING} bytes refused {refusals} times of {2 * rounds}"
-
-
-@guarantee(2, requires=NEEDS)
-def test_g02_what_a_full_ring_has_taken_is_what_the_caller_gave(small: Kit) -> None:
-    filled_twice(small, 50_000, rows=False)
 
 
 def write_several(fixture: World) -> Ticket:

@@ -33,6 +33,8 @@ from .test_tickets import STREAMS, prepared, stream_of
 
 if TYPE_CHECKING:
     from hal_core.memory.copies import CopyTicket
+    from hal_core.memory.views import Memory
+    from hal_core.streams import Stream
     from hal_core.tickets import Ticket
 
     from .fixtures.world import World
@@ -254,20 +256,25 @@ def test_g03_hundreds_of_calls_are_pending_and_each_is_right(kit: Kit, form: str
     compare(copies, should, form)
 
 
-@guarantee(3, requires=NEEDS, also=(1, 4, 26))
+@guarantee(3, requires=NEEDS, also=(1, 4, 22, 26))
 @pytest.mark.parametrize("default", [True, False], ids=["default", "own"])
 def test_g03_a_full_queue_refuses_after_its_deadline_and_queues_nothing(kit: Kit, default: bool) -> None:
-    """Each call into a held stream is pending, or refused in its time and without effect; then all of it is done."""
+    """Each call into a held stream is pending, or refused in its time and without effect; then all of it is done, as is
+    what a second held stream had to do behind them."""
     one, many = kit.another(), max(sizes(kit, "calls until a stream's queue is full"))
     device = one.device
     stream = device.default_stream if default else device.stream()
     memory, should = device.allocate(8 * many), np.zeros(many, np.int64)
     backdoor.write(device, memory, 0, should.view(np.uint8), stream)
     view, tickets, refused = View.contiguous(memory, 0, (many,), dtype_of("int64")), list["Ticket"](), 0
-    with one.held(stream, f"{many} calls"), impatient(one):
+    second, copies = device.stream(), list["CopyTicket"]()
+    elsewhere, other = device.allocate(64), device.allocate(64)
+    backdoor.write(device, elsewhere, 0, np.zeros(64, np.uint8), stream)
+    with one.held(stream, f"{many} calls"), one.held(second, "a call of a second stream"), impatient(one):
         for turn in range(many):
             began = monotonic()
             try:
+                copies.append(device.copy_out(elsewhere, [ByteRange(8, 8)], stream))
                 tickets.append(one.bound.async_set_value(target=view[turn], value=turn + 1, stream=stream))
                 should[turn] = turn + 1
             except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
@@ -276,10 +283,15 @@ def test_g03_a_full_queue_refuses_after_its_deadline_and_queues_nothing(kit: Kit
                 refused += 1
                 if refused == 2:
                     break
-        done = sum(ticket.done() for ticket in tickets)
+        done = sum(ticket.done() for ticket in (*copies, *tickets))
         assert not done, f"{done} of {len(tickets)} calls are done, but their stream is held"
-    for ticket in reversed(tickets):
+        if not refused:
+            copies.append(behind(one, other, second))
+            assert not copies[-1].done(), "a copy on a second held stream is done, behind those of the first"
+    for ticket in (*reversed(tickets), *copies):
         arrive(ticket)
+    early = [at for at, copy in enumerate(copies) if copy.data[0][0] != (9 if copy.data[0].nbytes > 8 else 0)]
+    assert not early, f"of {len(copies)} copies on held streams, {early[:9]} are not of the bytes of their moment"
     got = backdoor.read(device, memory, stream)[: should.nbytes].view(np.int64)
     wrong = np.flatnonzero(got != should).tolist()
     assert not wrong, f"of {len(tickets)} calls taken by a held stream and {refused} refused, {wrong[:9]} are wrong"
@@ -287,37 +299,17 @@ def test_g03_a_full_queue_refuses_after_its_deadline_and_queues_nothing(kit: Kit
     one.renew()
 
 
+def behind(kit: Kit, memory: Memory, stream: Stream) -> CopyTicket:
+    """Write nines, and copy them out."""
+    backdoor.put(kit.device, memory, [(0, bytes([9]) * 64)], stream)
+    return copied(kit, memory, stream)
+
+
 def compare(copies: list[CopyTicket], should: list[np.ndarray[Any, Any]], form: str) -> None:
     """Compare each copy with the bytes at its call."""
     __tracebackhide__ = True
     for at, (copy, cells) in enumerate(zip(copies, should, strict=True)):
         assert_copied(copy, cells.view(np.uint8), f"the copy after {10 * (at + 1)} of {MANY} {form} on a held stream")
-
-
-@guarantee(1, requires=HELD, also=(3, 4))
-def test_g01_hundreds_of_calls_on_several_streams_stay_apart(kit: Kit) -> None:
-    """Four streams in turn, two of them held: calls on the free ones are done, those on the held ones are not."""
-    device = kit.device
-    streams = [device.default_stream, *(device.stream() for _ in range(3))]
-    memory = device.allocate(8 * MANY)
-    backdoor.write(device, memory, 0, np.zeros(8 * MANY, np.uint8), streams[0])
-    view = View.contiguous(memory, 0, (MANY,), dtype_of("int64"))
-    tickets: list[Ticket] = []
-    with kit.held(streams[1]), kit.held(streams[2]):
-        for turn in range(MANY):
-            tickets.append(
-                kit.bound.async_set_value(target=view[turn], value=turn + 1, stream=streams[turn % len(streams)])
-            )
-        for turn in range(MANY):
-            if turn % len(streams) in (0, 3):
-                arrive(tickets[turn], f"call {turn} on a free stream")
-        early = [turn for turn, ticket in enumerate(tickets) if turn % len(streams) in (1, 2) and ticket.done()]
-        assert not early, f"calls {early} are done, but their streams are held"
-    for ticket in tickets:
-        arrive(ticket)
-    got = backdoor.read(device, memory, streams[0])[: 8 * MANY].view(np.int64)
-    wrong = np.flatnonzero(got != np.arange(1, MANY + 1)).tolist()
-    assert not wrong, f"calls {wrong} of {MANY} on four streams are not there"
 
 
 @guarantee(1, requires=HELD, also=(2, 26))

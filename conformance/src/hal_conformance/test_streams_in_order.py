@@ -11,6 +11,7 @@ from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 
 from .fixtures.hook_cases import HOOK_CASES, hook_cases
+from .fixtures.sizes import sizes
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
@@ -104,6 +105,30 @@ def recorded(kit: Kit, stream: Stream) -> TimedEvent:
     found = kit.bound.timed_event(stream=stream)
     assert found is not None, "timed_event returned None, but the capabilities say timed_events"
     return found
+
+
+@guarantee(4, requires="timed_events")
+def test_g04_timed_events_are_of_the_devices_time_however_late_they_are_read(kit: Kit) -> None:
+    """Two in a row, and a third after more nanoseconds than 32 bits count; the second is read last."""
+    stream, span = kit.device.stream(), max(sizes(kit, "nanoseconds between timed events")) * 1.01e-9
+    began = time.monotonic()
+    first, second = recorded(kit, stream), recorded(kit, stream)
+    assert kit.device.event(stream).wait(PATIENCE), "an event of an idle stream has not passed"
+    near = time.monotonic() - began
+    time.sleep(span)
+    third = recorded(kit, stream)
+    assert third.wait(PATIENCE), "a timed event on an idle stream does not pass"
+    far = time.monotonic() - began
+    time.sleep(HELD_FOR)
+    for name, (one, other), least, most in (
+        ("a first and a third", (third, first), span, far),
+        ("a second and a third", (third, second), span, far),
+        ("two in a row", (second, first), 0.0, near),
+    ):
+        assert one.wait(PATIENCE)
+        assert other.wait(PATIENCE)
+        found, least, most = one.seconds_since(other), least * (1 - DRIFT) - RESOLUTION, most * (1 + DRIFT) + RESOLUTION
+        assert least <= found <= most, f"{found} s between {name} timed event, but should be {least} to {most} s"
 
 
 @guarantee(4)

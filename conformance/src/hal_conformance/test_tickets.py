@@ -48,10 +48,15 @@ def prepared(kit: Kit, hooks: tuple[str, ...]) -> list[tuple[str, Callable[[Stre
     return acts
 
 
-def check_tickets(kit: Kit, hooks: tuple[str, ...], which: str) -> None:
-    """Check tickets of a held stream: each wait times out by itself; then they are done and stay so."""
-    __tracebackhide__ = True
-    stream, acts = stream_of(kit, which), prepared(kit, hooks)
+TICKETED = ("async_set_value", "insert_tasks", "update_inputs", "broadcast_tokens", "submit", "copy_out")
+"""Calls whose tickets are those of their work."""
+
+
+@guarantee(1, requires=("async_h2d", "can_hold_stream"), also=(3,))
+@pytest.mark.parametrize("which", STREAMS)
+def test_g01_the_host_sees_a_call_after_its_ticket_and_not_before(kit: Kit, which: str) -> None:
+    """Each wait for a held stream times out by itself; then the tickets are done and stay so."""
+    stream, acts = stream_of(kit, which), prepared(kit, TICKETED)
     with kit.held(stream):
         tickets = {f"{what}, on {which}": act(stream) for what, act in acts}
         settled = {what: ticket for what, ticket in tickets.items() if not isinstance(ticket, OutputTicket)}
@@ -61,20 +66,6 @@ def check_tickets(kit: Kit, hooks: tuple[str, ...], which: str) -> None:
         later = backdoor.put(kit.device, kit.device.allocate(64), [(0, bytes(64))], stream)
         assert not later.done(), "the ticket of a write is done, but its stream is held"
         stay_done(settled)
-
-
-@guarantee(1, requires=("async_h2d", "can_hold_stream"))
-@pytest.mark.parametrize("which", STREAMS)
-def test_g01_the_host_sees_a_call_after_its_ticket_and_not_before(kit: Kit, which: str) -> None:
-    check_tickets(
-        kit, ("async_set_value", "insert_tasks", "update_inputs", "broadcast_tokens", "submit", "copy_out"), which
-    )
-
-
-@guarantee(3, requires=("async_h2d", "can_hold_stream"))
-@pytest.mark.parametrize("which", STREAMS)
-def test_g03_waits_for_a_held_ticket_time_out_after_their_seconds(kit: Kit, which: str) -> None:
-    check_tickets(kit, ("async_set_value", "submit"), which)
 
 
 @guarantee(3, requires=("async_h2d", "can_hold_stream"))
@@ -131,9 +122,10 @@ def saved(kit: Kit, stream: Stream) -> tuple[World, Step, KeepingSink]:
     return fixture, step, KeepingSink()
 
 
-def check_output(kit: Kit, which: str) -> None:
-    """Check that an output's ticket is pending until its sink has completed it, also on a synchronous device."""
-    __tracebackhide__ = True
+@guarantee(19, also=(23,))
+@pytest.mark.parametrize("which", STREAMS)
+def test_g19_an_outputs_ticket_is_pending_until_its_sink_has_completed_it(kit: Kit, which: str) -> None:
+    """Whoever waits for it, also on a synchronous device."""
     stream = stream_of(kit, which)
     fixture, step, sink = saved(kit, stream)
     holding = kit.held(stream) if kit.can_hold else nullcontext()
@@ -153,18 +145,6 @@ def check_output(kit: Kit, which: str) -> None:
             assert not waiter.ended(), f"{what}: {waiter} ended with {waiter.error!r} before the sink had the record"
     sink.resolve_all()
     succeed(tickets, patient, kit.effort.hang)
-
-
-@guarantee(19)
-@pytest.mark.parametrize("which", STREAMS)
-def test_g19_an_outputs_ticket_is_pending_until_it_is_queued(kit: Kit, which: str) -> None:
-    check_output(kit, which)
-
-
-@guarantee(23)
-@pytest.mark.parametrize("which", STREAMS)
-def test_g23_an_output_is_waited_for_by_as_many_as_like(kit: Kit, which: str) -> None:
-    check_output(kit, which)
 
 
 @guarantee(19, also=(21,))

@@ -5,18 +5,25 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.views import View
+from hal_core.memory.writes import Writes
 from hal_core.slots.admission import AdmittedRequest, Request
+from hal_core.slots.fields import StateConfig
 from hal_core.slots.tasks import TaskKind
 
+from .fixtures import hook_calls
 from .fixtures.hook_cases import SIZES, new_tasks
 from .fixtures.many import MANY, prefill, prompt, varied
 from .fixtures.prepared_calls import assert_copied
+from .fixtures.sizes import sizes
 from .fixtures.stream_cases import copied
 from .fixtures.world import Outputs, World
 from .harness import backdoor
@@ -27,6 +34,8 @@ from .test_vendor_mistakes import another
 
 if TYPE_CHECKING:
     from hal_core.memory.copies import CopyTicket
+    from hal_core.memory.views import Memory
+    from hal_core.streams import Stream
     from hal_core.tickets import Ticket
 
 TURNS = 5
@@ -55,6 +64,18 @@ class Actor:
                 self.tickets.append(world.bound.async_set_value(target=target, value=value, stream=world.stream))
                 world.model.cells[name][...] = value
                 yield
+            self.tickets.append(hook_calls.on_device(world))
+            yield
+            self.tickets.append(self.write(turn))
+            yield
+
+    def write(self, turn: int) -> Ticket:
+        """Write to the state and to other memory at once."""
+        world, writes = self.world, Writes()
+        writes.fill(world.state.view("step_idx"), [turn, SLOTS - 1], 3 * turn + self.number)
+        writes.set(View.contiguous(self.kit.device.allocate(64), 0, (8,), dtype_of("int64")), turn)
+        world.model.cells["step_idx"][[turn, SLOTS - 1]] = 3 * turn + self.number
+        return world.bound.write(writes=writes, stream=world.stream)
 
     def batches(self) -> Iterator[None]:
         """Let requests leave and others enter."""
@@ -77,6 +98,10 @@ class Actor:
             step = world.step(order, speculative=turn % 2 == self.number % 2, logprobs=(None, 0, 1)[turn % 3])
             self.tickets.append(world.update_inputs(step))
             yield
+            if (turn + 1) % 2 == self.number % 2:  # the next step verifies drafts
+                drafts = {slot: [turn, self.number][: 1 + slot % 2] for slot in world.model.residents}
+                self.tickets.append(world.propose(drafts))
+                yield
             self.outputs.save(world, step)
             yield
 
@@ -202,6 +227,75 @@ def test_g01_default_streams_of_two_opened_devices_have_events_of_their_own(kit:
         assert_copied(copy, np.full(64, 1, np.uint8), "a copy on the default stream of one of two opened devices")
         got = backdoor.read(theirs.device, memories[1 - held], theirs.device.default_stream)[:64]
         assert (got == 2).all(), "the other device's memory has not what was written to it"
+
+
+@guarantee(1, also=(3, 4, 23))
+def test_g01_however_many_streams_there_are_each_is_its_own(kit: Kit) -> None:
+    """The first two are held; the work of the others is done meanwhile, and that of the two is not."""
+    streams = [kit.device.default_stream, *(kit.device.stream() for _ in range(max(sizes(kit, "streams at once"))))]
+    handles, memories = [stream.handle for stream in streams], [kit.device.allocate(64) for _ in streams]
+    assert len({*handles}) == len(handles), f"{len(handles)} streams have {len({*handles})} handles"
+    assert kit.device.default_stream.handle == handles[0], "the default stream is another one each time"
+    with kit.held(streams[0]), kit.held(streams[1]):
+        copies = [
+            [wrote_and_copied(kit, *each, turn + at) for at, each in enumerate(zip(memories, streams, strict=True))]
+            for turn in range(TURNS)
+        ]
+        for turn, row in enumerate(copies):
+            for at, copy in enumerate(row[2:] if kit.can_hold else row, 2 if kit.can_hold else 0):
+                assert_copied(copy, filled_with(turn + at), f"copy {turn} on stream {at} of {len(streams)}")
+        early = [copy.done() for row in copies for copy in row[:2]] if kit.can_hold else []
+        assert not any(early), f"copies of two held streams say done={early}"
+    for turn, row in enumerate(copies):
+        for at in (0, 1):
+            assert_copied(row[at], filled_with(turn + at), f"copy {turn} on stream {at}, which was held")
+
+
+def filled_with(number: int) -> np.ndarray[Any, Any]:
+    return np.full(64, number % 251, np.uint8)
+
+
+def wrote_and_copied(kit: Kit, memory: Memory, stream: Stream, number: int) -> CopyTicket:
+    """Fill a memory with a number, and copy it out."""
+    backdoor.put(kit.device, memory, [(0, filled_with(number).tobytes())], stream)
+    return copied(kit, memory, stream)
+
+
+@guarantee(9, also=(4, 11, 12, 19, 22))
+def test_g09_however_many_states_there_are_each_is_its_own(kit: Kit) -> None:
+    """A batch, a step and an output of each, all queued by turns; every second one has other sizes."""
+    count, small = max(sizes(kit, "states at once")), StateConfig(3, 12, 4, max_draft_tokens=1, max_logprobs=0)
+    own = (small, replace(small, max_model_len=16, max_bad_words=3))
+    worlds = [World(kit, own[at % 2], name=f"state {at}") for at in range(count)]
+    outputs, tickets = [Outputs() for _ in worlds], list["Ticket"]()
+    for at, world in enumerate(worlds):
+        tickets.append(world.insert([world.entering(slot, [at, slot]) for slot in range(1 + at % 3)]))
+    for at, world in enumerate(worlds):
+        tickets.append(world.poke({"sampled_token_ids": np.arange(3) + at}))
+        step = world.step(range(1 + at % 3))
+        tickets.append(world.update_inputs(step))
+        outputs[at].save(world, step)
+    for ticket in tickets:
+        arrive(ticket, f"work on {count} states")
+    for world, output in zip(worlds, outputs, strict=True):
+        output.deliver(f"an output of {world.name}")
+        world.check(f"work on {count} states, on {world.name}")
+
+
+@guarantee(4, also=(1, 2, 22, 26))
+def test_g04_however_many_devices_are_opened_each_is_its_own(kit: Kit) -> None:
+    """Their writes and copies by turns; one in the middle is closed, and the others go on."""
+    with ExitStack() as opened:
+        kits = [opened.enter_context(another(kit)) for _ in range(max(sizes(kit, "opened devices at once")))]
+        memories = [one.device.allocate(64) for one in kits]
+        for turn in range(2):
+            copies = []
+            for at, (one, memory) in enumerate(zip(kits, memories, strict=True), 1):
+                copies.append(wrote_and_copied(one, memory, one.device.default_stream, turn + at))
+            for at, copy in enumerate(copies, 1):
+                assert_copied(copy, filled_with(turn + at), f"a copy of device {at} of {len(kits)}")
+            del memories[len(kits) // 2], copies, copy
+            kits.pop(len(kits) // 2).renew()
 
 
 ADMITTED = 48

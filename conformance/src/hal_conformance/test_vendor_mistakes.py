@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hal_core.errors import TicketTimeout
+from hal_core.errors import OutOfMemory, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import View
 from hal_core.slots.admission import Request, SamplingParams
@@ -17,15 +18,16 @@ from hal_core.slots.tasks import Task, TaskKind
 
 from .fixtures import hook_calls
 from .fixtures.prepared_calls import VALUES
+from .fixtures.sizes import MIB, sizes
 from .fixtures.stream_cases import copied
 from .fixtures.world import World
 from .harness import backdoor
 from .harness.asserts import assert_no_error, assert_raises
-from .harness.backdoor import arrive
+from .harness.backdoor import PATIENCE, arrive
 from .harness.bits import noise
 from .harness.claims import note_unchecked
 from .harness.guarantees import guarantee
-from .harness.waiters import A_WHILE
+from .harness.waiters import A_WHILE, come_true
 from .kit import Kit
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
     from hal_core.tickets import Ticket
 
 COUNTED = ("submissions", "uploads", "launches", "copies_out")
-LOCKED = 256
-"""Bytes to which ``allocate_host`` aligns."""
+LOCKED, PIECE = 256, 8 * MIB
+"""Bytes to which ``allocate_host`` aligns, and of a large block of it."""
 ROUNDS, WARM = 60, 40
 """Rounds of calls in which native objects are counted, after as many in which pools fill."""
 
@@ -70,6 +72,29 @@ def test_g01_a_stream_waits_for_the_event_of_another_opened_device(kit: Kit) -> 
         for ticket in (early, write):
             arrive(ticket)
         assert (early.data[0] == before).all(), "the copy behind another device's event has other bytes"
+
+
+EVENTS = 100
+"""Events that another device makes after one: more than its pool of them holds."""
+
+
+@guarantee(1, requires=("can_hold_stream", "async_d2h"), also=(26,))
+def test_g01_a_wait_for_another_devices_event_is_not_for_what_it_records_later(kit: Kit) -> None:
+    """The event has passed and is dropped; its stream is held, and its device uses the runtime's object again."""
+    with another(kit) as other:
+        theirs, mine, memory = other.device.stream(), kit.device.stream(), kit.device.allocate(64)
+        with kit.held(mine) as latch:
+            event = other.device.event(theirs)
+            assert event.wait(PATIENCE), "an event of an idle stream has not passed"
+            mine.wait(event)
+            del event
+            with other.held(theirs, "a wait for another device's passed event"):
+                later = [other.device.event(theirs) for _ in range(EVENTS)]
+                write = backdoor.put(kit.device, memory, [(0, bytes(64))], mine)
+                latch.release()
+                what = "a write on a stream that waits for another device's event, which has passed"
+                come_true({what: write}, kit.effort.hang)
+        assert later[-1].wait(PATIENCE), "the last event of another device's stream has not passed"
 
 
 NARROW = ("uint8", "bool", "int16")
@@ -114,14 +139,27 @@ def test_g07_locked_host_memory_comes_from_the_runtime(kit: Kit) -> None:
         off = [address % LOCKED for address in blocks]
         assert not any(off), f"allocate_host() gave blocks {off} bytes past a boundary of {LOCKED} bytes"
         assert len(set(blocks)) == len(blocks), "allocate_host() gave one block twice"
+        most = max(sizes(kit, "bytes of locked memory"))
+        blocks += itertools.takewhile(bool, (locked_block(primitives) for _ in range(most // PIECE)))  # or its limit
         locked = [support.is_locked(device, address) for address in blocks]
-        assert False not in locked, "pinned_host is true, but the driver says that allocate_host()'s memory is not"
+        assert False not in locked, (
+            f"pinned_host is true, but the driver says that block {locked.index(False)} of {len(locked)} that"
+            " allocate_host() gave is not locked"
+        )
         plain = np.zeros(1 << 16, np.uint8)  # of nobody's runtime
         assert not support.is_locked(device, plain.ctypes.data), "is_locked() says so of memory that nobody has locked"
     finally:
         for address in blocks:
             if address is not None:
                 primitives.free_host(address)
+
+
+def locked_block(primitives: Any) -> int:  # noqa: ANN401 (the vendor's)
+    """Return a large block of host memory, or 0 if the system locks no more."""
+    try:
+        return primitives.allocate_host(PIECE) or 0
+    except OutOfMemory:
+        return 0
 
 
 def prepared(kit: Kit, what: str) -> Callable[[], Ticket]:

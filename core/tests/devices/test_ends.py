@@ -87,6 +87,30 @@ def test_closing_waits_for_work_in_flight_and_gives_everything_back():
     assert device.primitives.wrong == []
 
 
+class DriverFault(HalError):
+    """An error of a runtime that raises it at its next call, whichever that is."""
+
+
+@pytest.mark.parametrize("by", ["its ticket", "a call", "closing"])
+def test_a_fault_that_the_runtime_raises_itself_is_raised_by_closing_unless_a_caller_has_seen_it(monkeypatch, by):
+    monkeypatch.setattr(LatchedDevice, "raises_faults", True)
+    device = LatchedDevice(0, **RING)
+    memory = device.allocate(64)
+    ticket = write(device, memory, 1)
+    device.primitives.raises = DriverFault("page fault", cure="mend the kernel")
+    device.primitives.spoils = lambda error: False
+    calls = {
+        "its ticket": ticket.wait,
+        "a call": lambda: device.allocate(8),
+        "closing": device.close,
+    }
+    with pytest.raises(DriverFault, match="latched:0: page fault"):
+        calls[by]()
+    device.close()
+    with pytest.raises(DeviceClosed):
+        device.allocate(8)
+
+
 def test_closing_a_hung_device_ends_and_keeps_memory_in_use(device):
     memory = device.allocate(64)
     write(device, memory, 1)

@@ -74,6 +74,15 @@ def of_no_bytes(call: Call) -> object:
     return HostCopy([np.zeros(0, np.uint8) for _ in call.parts])
 
 
+def ring_for_each(call: Call) -> None:
+    for _ in range(call.launch.packed.records):
+        time.monotonic()
+
+
+def admitted(call: Call) -> list[int]:
+    return [request.admission_id for request in call.tasks.requests]
+
+
 def low_slots(call: Call) -> object:
     """Step as if the slots whose tokens lie past 2 GiB had stopped."""
     state, place = call.state, call.state.layout.fields["token_ids"]
@@ -110,6 +119,16 @@ SIZES = {
     "a copy of no bytes is done, whatever is before it": row(
         "EmptyCopiesAreDone", 1, "copy_out", of_no_bytes, HELD_COPIES
     ),  # an early return
+    "a launch rings the driver once for each request, past all counts": row(
+        "RingsForEachRequest", 10, "primitives.launch", first(ring_for_each), COUNTED
+    ),  # doorbells of a queue that takes one packet each
+    "a request that was admitted leaves 2 KiB until it is inserted": row(
+        "KeepsTheAdmitted",
+        26,
+        "on_admit",
+        first(lambda call: call.kept("ahead", {}).setdefault(call.request.admission_id, bytearray(2048))),
+        also={"insert_tasks": first(lambda call: [call.kept("ahead", {}).pop(one, None) for one in admitted(call)])},
+    ),  # staged bytes of requests that are cancelled before they enter
     "each write of a value leaves 256 bytes below Python": row(
         "LosesBelowPython", 26, SET, first(lambda call: LIBC.malloc(256))
     ),  # an object of a library, of which neither Python nor the plugin has a count
@@ -295,6 +314,23 @@ class OfItsStream(ProxyEvent):
         return float(own - (theirs.seconds_since(earlier.first_one) if theirs is not earlier.first_one else 0.0))
 
 
+class WhenRead(ProxyEvent):
+    """A timed event of the host's time when it is first found to have passed."""
+
+    def done(self) -> bool:
+        passed = self.true.done()
+        if passed:
+            self.__dict__.setdefault("stamp", time.monotonic())
+        return passed
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.true.wait(timeout) and self.done()
+
+    def seconds_since(self, earlier: WhenRead) -> float:
+        passed = earlier.done() and self.done()
+        return float(self.__dict__["stamp"] - earlier.__dict__["stamp"]) if passed else 0.0
+
+
 def since_its_first(call: Call) -> object:
     event, firsts = call(), call.kept("firsts", {})
     return OfItsStream(event, firsts.setdefault(call.stream.handle, event))
@@ -314,6 +350,9 @@ TWO: Mapping[str, Any] = {
     "values of two opened devices go by one scratch buffer": row(
         "ScratchOfTheClass", 4, SET, in_one_scratch
     ),  # a module's variable
+    "a timed event notes its time when it is first read": row(
+        "TimedWhenRead", 4, "timed_event", lambda call: WhenRead(call()), "timed_events"
+    ),  # the runtime's events have no time of their own
     "the time of a timed event begins with its stream's first": row(
         "TimesOfEachStream", 4, "timed_event", since_its_first, ("timed_events", "can_hold_stream")
     ),  # right for two events of one stream

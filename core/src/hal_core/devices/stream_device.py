@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import weakref
@@ -46,6 +45,7 @@ def primitive(call: Callable[Concatenate[D, P], T]) -> Callable[Concatenate[D, P
         try:
             return call(device, *arguments, **named)
         except HalError as error:
+            device.health.note_reported(error)
             raise error.located(device=device.located) from error.__cause__
 
     return checked
@@ -225,6 +225,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
                 if parts and lease.event is not None:
                     self.reads.add(memory, parts, lease.event)
         except HalError as error:
+            self.health.note_reported(error)
             raise error.located(device=self.located) from error.__cause__
         return self.copy_type(event, lease, places)
 
@@ -235,7 +236,8 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
 
         Groups are left after that, as a running collective involves all ranks. If a group was lost, this neither waits
         nor releases memory, as work that never ends may still use it. The same holds if work does not end in time, or
-        its events only fail. Idempotent. A subclass releases its own resources in :meth:`release`.
+        its events only fail; a fault that the runtime raises here, and no caller has seen, is raised in the end.
+        Idempotent. A subclass releases its own resources in :meth:`release`.
         """
         if self._closed:
             return
@@ -243,18 +245,23 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         if self.health.forked:  # everything belongs to the parent
             return
         lost = any(getattr(communicator, "lost", "") for communicator in self._communicators.values())
-        settled = False
+        settled, unseen = False, None
         try:
-            settled = not lost and self._settled()
+            if not lost:
+                settled, unseen = self._settled()
         finally:  # also after an interrupted wait: the group's other ranks must not wait for this one
             super().close()
             self.release(settled=settled)
+        if unseen is not None:
+            raise unseen.located(device=self.located) from unseen.__cause__
 
-    def _settled(self) -> bool:
-        """Wait for the last work on each stream; return False if it does not end, or its events no longer work."""
-        with contextlib.suppress(HalError):  # tickets report its error
-            return all(event.wait(self.staging.deadline) for event in self.last.values())
-        return False
+    def _settled(self) -> tuple[bool, HalError | None]:
+        """Wait for the last work on each stream. Return False if it does not end, or its events no longer work, and the
+        error that they raise, unless tickets report it or a caller has seen it."""
+        try:
+            return all(event.wait(self.staging.deadline) for event in self.last.values()), None
+        except HalError as error:
+            return False, error if self.raises_faults and not self.health.reported else None
 
     def release(self, *, settled: bool) -> None:
         """Release memory, events and streams. ``settled``: all work is done; otherwise memory that work may use is

@@ -76,6 +76,12 @@ class QuietTicket(AsyncTicket):
     __slots__ = ()
     watched = False
 
+    def failure(self) -> BaseException | None:
+        error = super().failure()
+        if error is not None:
+            self._event.pool.health.note_reported(error)
+        return error
+
 
 class AsyncCopy(AsyncTicket, CopyTicket):
     """A copy in flight. The arrays of ``data`` lie in its host block and keep it."""
@@ -109,11 +115,10 @@ class AsyncCopy(AsyncTicket, CopyTicket):
         return block.buffer[begin : begin + nbytes].tobytes()
 
 
-class QuietCopy(AsyncCopy):
+class QuietCopy(QuietTicket, AsyncCopy):
     """A copy of a device with :class:`QuietTicket`."""
 
     __slots__ = ()
-    watched = False
 
 
 MANY = 64

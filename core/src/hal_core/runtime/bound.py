@@ -347,6 +347,8 @@ class BoundDevice:
         try:
             result = act(*arguments)
         except HalError as error:
+            if (health := getattr(self.device, "health", None)) is not None:
+                health.note_reported(error)
             raise error.located(device=self.name, hook=_HOOK_OF.get(name, name)) from error.__cause__
         except (AttributeError, TypeError):
             self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments).arguments)
