@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -126,6 +127,37 @@ def test_a_command_imports_no_paddle():
     """Its import takes as long as the rest of the start, and three quarters of the memory."""
     done = subprocess.run([sys.executable, "-c", IN_HOST_MEMORY], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout
+
+
+THREADS = """
+import os, threading
+import numpy as np
+from hal_engine.model import DEFAULT_CHECKPOINT
+from hal_paddle_runner.batch import ModelBatch
+from hal_paddle_runner.loading import load_model
+before = len(os.listdir("/proc/self/task"))
+model, none = load_model(DEFAULT_CHECKPOINT), np.zeros(1, np.int32)
+model.allocate_cache(8, 16)
+batch = ModelBatch(np.arange(64), np.arange(64), np.array([64], np.int32), none, np.arange(4, dtype=np.int32)[None])
+threads = []
+def forward():
+    model.forward(batch)
+    threads.append(len(os.listdir("/proc/self/task")) - before)
+forward()
+thread = threading.Thread(target=forward)
+thread.start()
+thread.join()
+print(*threads)
+"""
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one processor")
+@pytest.mark.parametrize(("chosen", "more"), [({}, "0 1"), ({"OMP_NUM_THREADS": "3"}, "2 5")])
+def test_a_step_has_no_threads_but_those_that_are_asked_for(chosen, more):
+    """In the first thread that computes, and then in a second one."""
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    found = subprocess.check_output([sys.executable, "-c", THREADS], env=kept | chosen, text=True)
+    assert found.strip() == more
 
 
 def test_classes_are_little_larger_and_few():

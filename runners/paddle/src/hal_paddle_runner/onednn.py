@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
+import threading
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from importlib.util import find_spec
@@ -83,7 +85,8 @@ class OneDnn:
     """The library, with its engine and its stream, which computes inside the call."""
 
     def __init__(self, found: Any) -> None:  # noqa: ANN401 (a library)
-        self._all = found
+        self._all, self._thread = found, 0
+        self.enter()
         found.dnnl_primitive_desc_query_md.restype = c_void_p
         found.dnnl_memory_desc_get_size.restype = c_size_t
         self.execute: Execute = found.dnnl_primitive_execute
@@ -95,6 +98,14 @@ class OneDnn:
         self._scratch, self.names = aligned(0), set[str]()
         """``names``: of the implementations of all kernels that were made."""
         self.check(found.dnnl_set_primitive_cache_capacity(0))  # it would keep a thousand, of 280 KB each
+
+    def enter(self) -> None:
+        """Compute in the calling thread from now on, without further ones unless OMP_NUM_THREADS is set: they wait in a
+        loop for the next call, for longer than a small model's step takes."""
+        if (thread := threading.get_ident()) != self._thread:
+            self._thread = thread
+            if "OMP_NUM_THREADS" not in os.environ and hasattr(self._all, "omp_set_num_threads"):  # built with OpenMP
+                self._all.omp_set_num_threads(1)
 
     def _made(self, kind: str, create: str, *arguments: object, kept: object = None) -> Handle:
         """Return the object that a function of the library writes to its first argument."""

@@ -158,6 +158,7 @@ class PreparedDecoder:
     def _compute(self, plan: _Plan, layers: Iterable[tuple[tuple[Floats, Floats], Layer, list[Call]]]) -> None:
         """Run layers in place on the plan's ``x``; with each its cache, as slots and as pieces, and its calls."""
         rows, sums, execute = plan.rows, plan.sums, self._execute
+        self._onednn.enter()
         if plan.tokens < rows.rows:
             rows.x[plan.tokens :] = 0
         turns, failed = self._turned(plan.positions), 0
