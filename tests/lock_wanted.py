@@ -1,6 +1,7 @@
 """A thread that always wants the GIL, to detect code that releases it."""
 
 import ctypes
+import gc
 import sys
 import threading
 from pathlib import Path
@@ -28,6 +29,8 @@ class Waiting:
             self._done.release()
 
     def __enter__(self):
+        gc.collect()  # garbage of other tests, which may free a device's memory
+        gc.disable()
         self._former = sys.getswitchinterval()
         sys.setswitchinterval(1000)
         self._thread.start()
@@ -35,6 +38,7 @@ class Waiting:
 
     def __exit__(self, *_):
         sys.setswitchinterval(self._former)
+        gc.enable()
         self._over = True
         self._kept.sem_post(self._place)
         self._thread.join(30)
