@@ -120,7 +120,7 @@ def cost(
 ) -> Counters:
     """Return the cost of an insertion by the device's own counters, which must have counted it as the driver has.
 
-    ``seen_lines``: by kind of batch, the fewest requests, and the lines that the primitives ran for them.
+    ``seen_lines``: by submissions and kind of batch, the fewest requests, and the lines that the primitives ran then.
     """
     __tracebackhide__ = True
     probe = reaching(fixture.device)
@@ -129,7 +129,7 @@ def cost(
         ticket = fixture.insert(tasks)
     spent = fixture.bound.counters() - before
     arrive(ticket)
-    kinds = " and ".join(sorted({task.kind.name for task in tasks}))
+    kinds = f"{spent.submissions} submissions of " + " and ".join(sorted({task.kind.name for task in tasks}))
     count, lines = ({} if seen_lines is None else seen_lines).setdefault(kinds, (len(tasks), ran.lines))
     assert ran.lines - lines <= max(0, len(tasks) - count) / A_REQUEST + A_REQUEST, (
         f"{what}: the primitives ran {ran.lines} lines, but {lines} for {count} requests: what they do grows with them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from abc import ABC
 from collections import Counter
@@ -133,12 +134,18 @@ class Below:
 def looking_below(device: Device, *, at_all: bool = True) -> Iterator[Below]:
     """Yield what this thread does below the device meanwhile, whatever the device counts itself; ``at_all``: or look
     for nothing, as it takes time."""
-    found, before = Below(device), sys.gettrace()
-    sys.settrace(found._enters if at_all else before)
+    if not at_all:
+        yield Below(device)
+        return
+    found, before, collects = Below(device), sys.gettrace(), gc.isenabled()
+    gc.disable()  # what a collection calls is none of the device's lines
+    sys.settrace(found._enters)
     try:
         yield found
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
 
 
 def counted(device: Device) -> Counter[str]:
