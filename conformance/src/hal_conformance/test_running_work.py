@@ -272,14 +272,15 @@ def test_g03_a_full_queue_refuses_after_its_deadline_and_queues_nothing(kit: Kit
     backdoor.write(device, elsewhere, 0, np.zeros(64, np.uint8), stream)
     with one.held(stream, f"{many} calls"), one.held(second, "a call of a second stream"), impatient(one):
         for turn in range(many):
-            began = monotonic()
+            began, call = monotonic(), "copy_out"
             try:
-                copies.append(device.copy_out(elsewhere, [ByteRange(8, 8)], stream))
+                copies.append(one.bound.copy_out(memory=elsewhere, parts=[ByteRange(8, 8)], stream=stream))
+                call = "async_set_value"
                 tickets.append(one.bound.async_set_value(target=view[turn], value=turn + 1, stream=stream))
                 should[turn] = turn + 1
             except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
-                in_its_time(one, began, "async_set_value")
-                refusal(one, error, "async_set_value")
+                in_its_time(one, began, call)
+                refusal(one, error, call)
                 refused += 1
                 if refused == 2:
                     break

@@ -21,7 +21,15 @@ from tests.commands import LIBRARIES
 pytestmark = pytest.mark.long(35)
 HANGS = 900
 """Seconds after which a run of the kit counts as hung, on a busy machine."""
-SKIPPED_BY_NEED = {"async_h2d", "async_d2h", "can_hold_stream", "fused_scatter", "probe_counts", "four_ranks"}
+SKIPPED_BY_NEED = {
+    "async_h2d",
+    "async_d2h",
+    "can_hold_stream",
+    "fused_scatter",
+    "probe_counts",
+    "four_ranks",
+    "timed_events",
+}
 SKIPPED_BY_NEED |= {"pinned_host", "native_objects", "primitives"}
 SKIPPED_BY_NEED |= {"probe_counts, or primitives of which no compound is the vendor's own"}
 ROOM = "a device with 5 GiB to give"  # missing on the simulated device
