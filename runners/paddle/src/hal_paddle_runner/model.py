@@ -6,6 +6,7 @@ wheel, and Paddle's operators on any place (:mod:`hal_paddle_runner.llama`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -34,7 +35,7 @@ class Cache(Protocol):
     layers: list[Any]
 
 
-class Model:
+class Model(ABC):
     """One decoder, or one rank's part of it. Not thread-safe: one worker drives it.
 
     With ``ranks`` it is a part of a decoder that is split over them (:mod:`hal_engine.model.split`), and every rank
@@ -68,13 +69,14 @@ class Model:
         made: Callable[..., Self] = cls
         return made(config, tensors, **options)
 
+    @abstractmethod
     def allocate_cache(self, blocks: int, block_size: int) -> None:
         """Allocate a new zeroed paged cache of ``blocks`` blocks of ``block_size`` tokens, ids 0 to blocks - 1."""
-        raise NotImplementedError
 
     def prepare(self, most_rows: int) -> None:
         """Before the first step: make what decode steps of up to so many rows need, as far as it takes no long time."""
 
+    @abstractmethod
     def forward(self, batch: ModelBatch) -> np.ndarray | None:
         """Run one step: store the tokens' keys and values; return float32 ``[n, vocab]``, the logits after each of
         ``batch.outputs``, by default the rows' last tokens, or None on a rank that does not get them.
@@ -82,12 +84,11 @@ class Model:
         The result for a row depends on the other rows only by rounding (about 1e-6: the CPU's matrix product is not
         batch-invariant). Raises ``InvalidValue`` for a batch that cannot be computed; nothing is written then.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def forward_with_hidden(self, batch: ModelBatch) -> tuple[np.ndarray | None, Rows]:
         """Do the same, and also return the last layer's output for each token, ``[tokens, hidden]``, normed, for the
         prediction layer."""
-        raise NotImplementedError
 
     def logits(self, normed: Rows, *, everywhere: bool = False) -> np.ndarray | None:
         """Return float32 ``[n, vocab]`` of hidden states after the last norm: on every rank or only on the first, as
@@ -102,9 +103,9 @@ class Model:
         rows: np.ndarray = np.asarray(parts).transpose(1, 0, 2).reshape(part.shape[0], -1)
         return np.ascontiguousarray(rows[:, : self.config.vocab_size])
 
+    @abstractmethod
     def head(self, normed: Rows) -> Rows:
         """Return the logits of this rank's part of the vocabulary."""
-        raise NotImplementedError
 
     def here(self, token_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return which tokens' embeddings this rank has, bool ``[n]``, and the row of each, 0 for others."""
