@@ -105,6 +105,9 @@ class LlamaModel(Model):
         """See :meth:`Model.allocate_cache`."""
         self.cache = PagedCache(self.local, blocks, block_size, self.place)
 
+    def prepare(self, most_rows: int) -> None:
+        """See :meth:`Model.prepare`: nothing is needed."""
+
     def forward(self, batch: ModelBatch) -> np.ndarray | None:
         """See :meth:`Model.forward`."""
         with paddle.no_grad():

@@ -73,6 +73,7 @@ class Model(ABC):
     def allocate_cache(self, blocks: int, block_size: int) -> None:
         """Allocate a new zeroed paged cache of ``blocks`` blocks of ``block_size`` tokens, ids 0 to blocks - 1."""
 
+    @abstractmethod
     def prepare(self, most_rows: int) -> None:
         """Before the first step: make what decode steps of up to so many rows need, as far as it takes no long time."""
 
