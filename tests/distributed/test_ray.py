@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import hal
 from tests.commands import RUN, environment, left_in
 
 PROMPTS = [f"def function_{number}(" for number in range(24)]
-SAMPLING = ("--temperature", "0.7", "--seed", "1", "--max-tokens", "24", "--slots", "2", "--json", "-v")
+SAMPLING = ("--temperature", "0.7", "--seed", "1", "--max-tokens", "72", "--slots", "2", "--json", "-v")
 KILLS = int(os.environ.get("HAL_TEST_KILLS", "2"))
 """Nodes that are killed in one run."""
 
@@ -101,17 +102,19 @@ def test_ranks_on_several_nodes_give_the_tokens_of_one_process(cluster, alone, t
 def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, count, how):
     """After each answer that is shown all nodes but one are killed, so a rank's is among them, and others added.
 
-    A dead node that Ray has not reported yet may get a rank again, which costs one more restart."""
+    Meanwhile the engine is stopped, so that it does not end before it can notice. A dead node that Ray has not reported yet may get a rank again, which costs one more restart."""
     with nodes(cluster, count), (tmp_path / "err").open("w+") as err:
         process = start(tmp_path, *on_ray(cluster, *how, "--restart", str(3 * KILLS * (count - 1))), stderr=err)
         lines = []
         for _ in range(KILLS):
             lines.append(process.stdout.readline())
             assert lines[-1], (process.wait(60), (tmp_path / "err").read_text())
+            process.send_signal(signal.SIGSTOP)
             for _ in range(count - 1):
                 cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
             for _ in range(count - 1):
                 cluster.add_node(num_cpus=1)
+            process.send_signal(signal.SIGCONT)
         out, _ = process.stdout.read(), process.stdout.close()
         assert process.wait(60) == 0, (tmp_path / "err").read_text()
         assert "started again" in (tmp_path / "err").read_text()
