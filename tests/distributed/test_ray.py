@@ -47,6 +47,16 @@ def nodes(cluster, count):
             cluster.remove_node(next(iter(cluster.worker_nodes)))
 
 
+def kill_nodes(cluster, count, process):
+    """``count`` nodes are killed and others added; ``process`` is stopped meanwhile: a fast model would end."""
+    process.send_signal(signal.SIGSTOP)
+    for _ in range(count):
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    for _ in range(count):
+        cluster.add_node(num_cpus=1)
+    process.send_signal(signal.SIGCONT)
+
+
 def start(folder, *arguments, stderr=subprocess.PIPE, **variables):
     command = [sys.executable, "-c", RUN, "run", *arguments]
     more = environment(folder, **variables)
@@ -102,19 +112,14 @@ def test_ranks_on_several_nodes_give_the_tokens_of_one_process(cluster, alone, t
 def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, count, how):
     """After each answer that is shown all nodes but one are killed, so a rank's is among them, and others added.
 
-    Meanwhile the engine is stopped, so that it does not end before it can notice. A dead node that Ray has not reported yet may get a rank again, which costs one more restart."""
+    A dead node that Ray has not reported yet may get a rank again, which costs one more restart."""
     with nodes(cluster, count), (tmp_path / "err").open("w+") as err:
         process = start(tmp_path, *on_ray(cluster, *how, "--restart", str(3 * KILLS * (count - 1))), stderr=err)
         lines = []
         for _ in range(KILLS):
             lines.append(process.stdout.readline())
             assert lines[-1], (process.wait(60), (tmp_path / "err").read_text())
-            process.send_signal(signal.SIGSTOP)
-            for _ in range(count - 1):
-                cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-            for _ in range(count - 1):
-                cluster.add_node(num_cpus=1)
-            process.send_signal(signal.SIGCONT)
+            kill_nodes(cluster, count - 1, process)
         out, _ = process.stdout.read(), process.stdout.close()
         assert process.wait(60) == 0, (tmp_path / "err").read_text()
         assert "started again" in (tmp_path / "err").read_text()
@@ -125,8 +130,7 @@ def test_killed_nodes_lose_and_double_no_token(cluster, alone, tmp_path, count, 
 def test_a_lost_node_is_named(cluster, tmp_path):
     process = start(tmp_path, *on_ray(cluster, *TP))
     process.stdout.readline()
-    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
-    cluster.add_node(num_cpus=1)
+    kill_nodes(cluster, 1, process)
     _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert re.search(r"rank \d \(node [\d.]+ [0-9a-f]{12}\) was lost", err)
