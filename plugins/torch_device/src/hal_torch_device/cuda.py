@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections import deque
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,7 +46,9 @@ def _made(driver: Any, device: torch.device) -> int:  # noqa: ANN401 (a library 
     return int(handle.value or 0)
 
 
+@cache
 def _driver() -> Any:  # noqa: ANN401 (a library of ctypes)
+    """Return the library, opened once: ctypes keeps some of what each opening makes."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
