@@ -1,6 +1,6 @@
-"""What is put in vLLM's place in a worker: everything is checked first, and then all of it is replaced.
+"""Replaces parts of vLLM in a worker: all of them are checked first, and then all are replaced.
 
-``prepare`` changes nothing and raises; ``Prepared.install`` replaces, in the order in which vLLM imports its modules.
+``prepare`` only checks, and raises; ``Prepared.install`` replaces, in the order in which vLLM imports its modules.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Prepared:
         return self.summary()
 
     def summary(self) -> str:
-        """Return what was replaced, by which versions, and what was left."""
+        """Return the line for vLLM's log: the replaced parts, the versions, and the parts that were left."""
         parts = []
         if self.stage is not None:
             parts.append(f"{', '.join(self.classes)} write over {self.device}")
@@ -81,7 +81,7 @@ class Prepared:
 
 
 def prepare(settings: Settings, *, triton: bool, kind: str) -> Prepared:
-    """Check all that will be replaced, and open the hal device. Nothing of vLLM changes.
+    """Check all that will be replaced, and open the hal device. vLLM is left as it is.
 
     ``triton``: whether vLLM has it. ``kind``: torch's device type of the worker's tensors.
 

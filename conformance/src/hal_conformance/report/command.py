@@ -227,7 +227,7 @@ def main(
         type=_seconds,
         default=0.0,
         metavar="SECONDS",
-        help="without progress, after which a call waits (10; below 2 an honest one too) and, 30 times as long, a test hangs",
+        help="without progress, after which a call waits (10; below 2 honest ones too); a test hangs after 30 times it",
     )
     parser.add_argument("--fields", default="", metavar="MODULE:ATTR", help="a worker's StateFields, not drawn ones")
     parser.add_argument("--liars", action="store_true", help="test the kit: every liar must be killed")

@@ -1,5 +1,5 @@
-"""What a run has found: the outcome of each test, and what it must say of device, machine and kit. A run whose cases
-end its process goes on with it in the next one."""
+"""Findings of a run: each test's outcome, and the facts of device, machine and kit. If a case ends the cases' process,
+the next process continues with the same findings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .rendering import lines, render
 
 @dataclass
 class Findings:
-    """What is known of one run. ``only``: the chosen guarantees, all if empty."""
+    """The findings of one run. ``only``: the chosen guarantees, all if empty."""
 
     only: set[int] = field(default_factory=set)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Findings:
     present: set[str] = field(default_factory=set)
     """Names of all tests, chosen or not."""
     device: dict[str, Any] = field(default_factory=dict)
-    """What the opened device adds to the header."""
+    """The opened device's part of the header."""
     expected: dict[str, str] = field(default_factory=dict)
     """The plugin's list of expected failures."""
     claims: dict[Claim, None] = field(default_factory=lambda: CLAIMS)
@@ -55,7 +55,7 @@ class Findings:
     """Why the run ended before its last test."""
     reproduce: str = ""
     tell: Callable[..., None] = lambda **found: None
-    """Called with what is found, for another process."""
+    """Called with each finding, for another process."""
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     began: float = field(default_factory=monotonic)
 
@@ -123,7 +123,7 @@ class Findings:
         }
 
     def _stale(self) -> list[str]:
-        """Return what is wrong with the plugin's list of expected failures."""
+        """Return the errors in the plugin's list of expected failures."""
         problems = []
         for name, reason in self.expected.items():
             if name not in self.present:

@@ -28,14 +28,14 @@ from .report import first_lines
 HANGS = 30
 """How many times ``--hang`` a case may go on without progress, which is the end of an example or of a phase."""
 STARTING = 300.0
-"""The least number of seconds for what comes before the first case."""
+"""The least number of seconds for the start, up to the first case."""
 MOST = 30
 """Cases that may end their process before a run stops, those not counted that the plugin expects to fail."""
 INTERRUPTED = int(pytest.ExitCode.INTERRUPTED)
 
 
 class Teller:
-    """The pytest plugin of the cases' process: it says what the recorder finds, and leaves the report to the parent."""
+    """The pytest plugin of the cases' process: it sends the recorder's findings; the parent reports."""
 
     def __init__(self, say: process.Say, findings: Findings) -> None:
         self._say, self._findings, self._spoke = say, findings, 0.0
@@ -43,7 +43,7 @@ class Teller:
         """Why the device was not opened."""
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Give the run what is known."""
+        """Give the run the recorder's findings."""
         self._config = config
         config.stash[FINDINGS], self._findings.tell = self._findings, self._say
         properties.PROGRESS[:] = [self._progress]
@@ -60,12 +60,12 @@ class Teller:
             self._findings.problems.append(" ".join([f"{report.nodeid} was not collected:", *lines[-1:]]))
 
     def pytest_runtestloop(self) -> None:
-        """Say which tests there are."""
+        """Send the names of the collected tests."""
         chosen = [(node, one.test, one.guarantee) for node, one in self._findings.outcomes.items()]
         self._say(chosen=chosen, present=sorted(self._findings.present), only=sorted(self._findings.only))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Say that a test begins. Its failure is left to the report, which has each once."""
+        """Send that a test begins. Its failure is left to the report, which has each once."""
         if process.CAME:  # the test before took the interrupt for a failure of its subject
             raise KeyboardInterrupt
         self._config.option.tbstyle = "no"
@@ -76,7 +76,7 @@ class Teller:
         self._progress()
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Say how it ended."""
+        """Send how it ended."""
         entry = self._findings.outcomes.get(nodeid)
         if len(self._findings.claims) > self._claims:
             self._claims = len(self._findings.claims)
@@ -148,7 +148,7 @@ class Supervisor:
         return self._interrupted
 
     def _work(self, say: process.Say) -> dict[str, Any]:
-        """In the cases' process: run pytest; return what else is found, and its status."""
+        """In the cases' process: run pytest; return the further findings, and its status."""
         options = self._prepare()
         if self._findings.device:  # a drawn one
             options = options.but(seed=self._findings.device["effort"]["seed"])
@@ -163,7 +163,7 @@ class Supervisor:
         return {"status": int(status), **kept}
 
     def _hear(self, message: dict[str, Any]) -> None:
-        """Take what the cases' process says."""
+        """Take a message of the cases' process."""
         found = self._findings
         self._case = message.get("doing", self._case)
         for node, test, number in message.get("chosen", ()):
