@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from hal_core import InvalidValue  # noqa: E402 (torch first: where it is missing, nothing runs)
 from hal_vllm.buffers import classes_over  # noqa: E402
 from hal_vllm.installing import open_stage  # noqa: E402
-from hal_vllm.stage import CHUNK  # noqa: E402
+from hal_vllm.stage import CHUNK, Stage  # noqa: E402
 
 CPU = torch.device("cpu")
 DTYPES = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
@@ -201,6 +201,17 @@ def test_a_device_whose_memory_torch_cannot_hold_is_refused():
     pytest.importorskip("hal_sim")
     with pytest.raises(InvalidValue, match=r"^sim.*does not lie in its memory.*give in HAL_VLLM_DEVICE a hal device"):
         open_stage("sim", CPU)
+
+
+def test_a_chips_device_is_opened_with_the_first_tensor(stage):
+    """A worker's chip is not known when its classes are replaced."""
+    late = Stage(stage.opener, torch.device("meta"))
+    late.tensors = CPU
+    first, place = late.allocate((4,), torch.int32)
+    second, other = late.allocate((4,), torch.int32)
+    assert place.memory is other.memory
+    assert first.data_ptr() != second.data_ptr()
+    late.device.close()
 
 
 def test_a_step_is_not_read_by_the_one_before_it(monkeypatch):

@@ -16,7 +16,7 @@ from hal_core import DONE, InvalidValue, Ticket, Writes
 from hal_core.devices import Memory, PlanBuilder, WritePlan
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice
+    from hal_core import BoundDevice, View
 
 CHUNK = 1 << 20
 """Bytes of the blocks that small tensors share, so that a step's writes to all of them are one plan."""
@@ -95,7 +95,7 @@ class Stage:
         self.pending: list[Place] = []
         self._device: BoundDevice | None = None
         self._chunk: torch.Tensor | None = None
-        self._memory: tuple[Memory, int] | None = None
+        self._view: View | None = None
         self._used = 0
         if tensors.type == "cpu" or tensors.index is not None:
             self.open()
@@ -142,25 +142,21 @@ class Stage:
 
         :raises InvalidValue: if the hal device cannot hold torch's tensors.
         """
+        resolve = self.device.device.resolve  # opened before anything is allocated, as opening allocates too
         nbytes = max(1, math.prod(shape) * dtype.itemsize)
         room = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if room > CHUNK // 4:
             tensor = torch.zeros(room, dtype=torch.uint8, device=self.tensors)
-            memory, begin = self._resolved(tensor)
-            at = 0
+            view, at = resolve(tensor), 0
         else:
             if self._chunk is None or self._used + room > CHUNK:
                 self._chunk, self._used = torch.zeros(CHUNK, dtype=torch.uint8, device=self.tensors), 0
-                self._memory = self._resolved(self._chunk)
-            assert self._memory is not None
-            tensor, (memory, begin), at = self._chunk, self._memory, self._used
+                self._view = resolve(self._chunk)
+            assert self._view is not None
+            tensor, view, at = self._chunk, self._view, self._used
             self._used += room
         part = tensor[at : at + math.prod(shape) * dtype.itemsize]
-        return part.view(dtype).view(tuple(shape)), Place(memory, begin + at)
-
-    def _resolved(self, tensor: torch.Tensor) -> tuple[Memory, int]:
-        view = self.device.device.resolve(tensor)
-        return view.memory, view.offset
+        return part.view(dtype).view(tuple(shape)), Place(view.memory, view.offset + at)
 
     def add(self, place: Place, rows: Rows) -> None:
         """Take rows for the next submission, after those that the tensor has pending."""
