@@ -49,6 +49,7 @@ def interpreted() -> None:
         def is_active() -> bool:
             return True
 
+    backends.backends.clear()  # beside the driver of a GPU, vLLM would find two, and take that for none
     backends.backends["cpu"] = backends.Backend(compiler=None, driver=Driver)
     importing = import_module("vllm.triton_utils")
     if not importing.HAS_TRITON:

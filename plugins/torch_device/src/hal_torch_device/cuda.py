@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections import deque
 from functools import cache
 from typing import Any
@@ -18,14 +17,24 @@ _unused: dict[torch.device, deque[int]] = {}
 pinned memory when it is freed, and ends the process where that stream is gone."""
 
 
-def new_stream(device: torch.device) -> Any:  # noqa: ANN401 (a torch.cuda.ExternalStream)
+class OwnStream(torch.cuda.ExternalStream):  # type: ignore[misc]  # torch gives it no type
+    """Gives its handle back when nobody refers to it. No weak reference may do that: torch 2.11's streams of CUDA leave
+    those that they have when they die, and Python crashes later, in a collection of garbage."""
+
+    unused: deque[int]
+
+    def __del__(self) -> None:
+        self.unused.append(self.cuda_stream)
+
+
+def new_stream(device: torch.device) -> OwnStream:
     """Return a stream of the GPU that has no work and no other user."""
     driver, unused = _driver(), _unused.setdefault(device, deque())
     with torch.cuda.device(device):
         torch.cuda.current_stream().query()  # makes the context current
         handle = _idle(driver, unused) or _made(driver, device)
-    stream = torch.cuda.ExternalStream(handle, device=device)
-    weakref.finalize(stream, unused.append, handle).atexit = False  # torch's library is gone by then
+    stream = OwnStream(handle, device=device)
+    stream.unused = unused
     return stream
 
 
