@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
 from hal_core import InvalidValue  # noqa: E402 (torch first: where it is missing, nothing runs)
+from hal_core.devices import Packed  # noqa: E402
 from hal_vllm.buffers import classes_over  # noqa: E402
 from hal_vllm.installing import open_stage  # noqa: E402
 from hal_vllm.stage import CHUNK, Stage  # noqa: E402
@@ -19,9 +20,20 @@ CPU = torch.device("cpu")
 DTYPES = {torch.int32: np.int32, torch.int64: np.int64, torch.float32: np.float32}
 
 
-@pytest.fixture(params=["cpu", "torch_cpu"])
-def stage(request):
-    stage = open_stage(request.param, CPU)
+@pytest.fixture(params=["cpu", "torch_cpu", "packed"])
+def stage(request, monkeypatch):
+    """``packed``: the device lays each plan out in a block first, as those do that write with one kernel."""
+    stage = open_stage("cpu" if request.param == "packed" else request.param, CPU)
+    submit = stage.device.device.submit_all
+
+    def submit_packed(plans, stream):
+        for plan in plans:
+            packed = Packed.of(plan)
+            packed.fill(np.zeros(packed.nbytes, np.uint8), plan)
+        return submit(plans, stream)
+
+    if request.param == "packed":
+        monkeypatch.setattr(stage.device.device, "submit_all", submit_packed)
     yield stage
     stage.device.close()
 

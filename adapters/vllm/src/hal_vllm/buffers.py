@@ -102,7 +102,7 @@ class StagedWriteTensor:
         """Give what was staged to the step's submission."""
         rows = self._rows
         if rows.dst:
-            rows.pieces.append(self._values)
+            rows.pieces.append(memoryview(self._values).cast("B"))
             self.stage.add(self._place, rows)
             self.clear_staged_writes()
 

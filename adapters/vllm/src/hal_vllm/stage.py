@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ ALIGNMENT = 256
 
 
 class Rows:
-    """Runs of elements that go to one tensor: ``dst`` and ``nbytes`` of each, and the bytes of all, as buffers.
+    """Runs of elements that go to one tensor: ``dst`` and ``nbytes`` of each, and the bytes of all.
 
     ``overlapping``: two runs may share bytes, and then the later one wins.
     """
@@ -35,7 +35,7 @@ class Rows:
     def __init__(self) -> None:
         self.dst: list[int] = []
         self.nbytes: list[int] = []
-        self.pieces: list[Any] = []
+        self.pieces: list[bytes | memoryview] = []
         self.overlapping = False
 
 
@@ -66,7 +66,7 @@ class StepWrites(Writes):
     def _plan(self, places: list[Place]) -> WritePlan:
         dst: list[int] = []
         nbytes: list[int] = []
-        pieces: list[Any] = []
+        pieces: list[bytes | memoryview] = []
         overlapping = False
         for place in places:
             rows = place.rows
@@ -130,7 +130,7 @@ class Stage:
             what = f"a torch tensor on {self.tensors} does not lie in its memory: {error.what}"
             raise InvalidValue(what, cure=cure, device=who) from error
         rows = Rows()
-        rows.dst, rows.nbytes, rows.pieces = [place.offset + 4], [8], [np.array([3, -7], np.int32)]
+        rows.dst, rows.nbytes, rows.pieces = [place.offset + 4], [8], [np.array([3, -7], np.int32).tobytes()]
         self.add(place, rows)
         self.flush().wait()
         if tensor.tolist() != [0, 3, -7, 0]:
