@@ -50,7 +50,6 @@ MISSING = [
     ("hal_core", ("conform", "cpu"), "it comes with hal: pip install ./core in hal's checkout"),
     ("hal_core", ("--version",), "it comes with hal: pip install ./core in hal's checkout"),
     ("ray", (*RUN, "--tp", "2", "--launcher", "ray"), "pip install 'ray>=2.40'"),
-    ("perfetto", (*RUN, "--trace", "x"), "pip install 'perfetto>="),
     ("typer", ("--version",), "pip install 'typer>="),
     ("tokenizers", RUN, "pip install 'tokenizers>="),
     ("cryptography", ("tail", "tcp://127.0.0.1:*", "--key", "key"), "pip install 'cryptography>="),

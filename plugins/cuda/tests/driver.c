@@ -39,6 +39,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static Stream *streams, main_stream;
 static char notes[NOTED][24], failing[32], relaxed[512];
+static int still; /* no work can begin before a call adds some or lets a stream go */
 static int noted, spoilt, idle, limit = 1 << 30, work_limit = 1 << 30;
 static int capturing; /* 0, or a mode of cuStreamBeginCapture and 1 */
 static pthread_t capturer;
@@ -174,8 +175,8 @@ static void execute(Op *op) {
 static void pump(void) {
   stream_of(NULL);
   for (int moved = 1; moved;) {
-    moved = 0;
-    for (Stream *s = streams; s; s = s->next)
+    moved = 0, still = 1;
+    for (Stream *s = streams; s; s = s->next) {
       while (s->first && ready(s, s->first)) {
         Op *op = s->first;
         s->first = op->next;
@@ -183,8 +184,13 @@ static void pump(void) {
         execute(op);
         free(op);
       }
+      if (s->first && !s->held && s->first->kind != WAIT) still = 0; /* a held kernel's flag changes without a call */
+    }
   }
   pthread_cond_broadcast(&changed);
+}
+static void look(void) { /* of many held streams, none need be walked for each query */
+  if (!still) pump();
 }
 static int pause_until(const struct timespec *end) { return pthread_cond_timedwait(&changed, &lock, end); }
 static struct timespec later(long ns) {
@@ -259,7 +265,7 @@ int cuEventQuery(void *event) {
   Event *e = event;
   if (forbidden("cuEventQuery")) return UNSUPPORTED;
   if (e->captured) return CAPTURED;
-  LOCKED((pump(), !e->passed || *e->passed ? OK : NOT_READY));
+  LOCKED((look(), !e->passed || *e->passed ? OK : NOT_READY));
 }
 static int elapsed(float *milliseconds, Event *from, Event *to) {
   if ((from->flags | to->flags) & 2 || !from->passed || !to->passed) return INVALID; /* CU_EVENT_DISABLE_TIMING */
@@ -290,7 +296,7 @@ static int make(void **stream) {
   return OK;
 }
 int cuStreamCreate(void **stream, u32 flags) { (void)flags; LOCKED(current() ? make(stream) : NO_CONTEXT); }
-int cuStreamQuery(void *s) { if (forbidden("cuStreamQuery")) return UNSUPPORTED; LOCKED((pump(), stream_of(s)->queued ? NOT_READY : OK)); }
+int cuStreamQuery(void *s) { if (forbidden("cuStreamQuery")) return UNSUPPORTED; LOCKED((look(), stream_of(s)->queued ? NOT_READY : OK)); }
 int cuStreamIsCapturing(void *s, int *state) { LOCKED(bare(s) ? NO_CONTEXT : (*state = stream_of(s)->capturing, OK)); }
 int cuThreadExchangeStreamCaptureMode(int *mode) {
   int before = capture_mode;

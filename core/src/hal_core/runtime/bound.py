@@ -354,10 +354,11 @@ class BoundDevice:
             self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments).arguments)
             raise
         # By its attribute, because isinstance on an abstract class is slow.
-        if (result is not DONE and getattr(result, "watched", False)) or self._observers.wants_ends:
+        observers = self._observers
+        if (result is not DONE and getattr(result, "watched", False)) or (observers.wants_ends and name in HOOKS):
             tickets.track(name, result)
-        if self._observers.wants_calls:
-            self._observers.call(name, act, arguments)
+        if observers.wants_calls and name not in HOOKS:
+            observers.call(name, act, arguments)
         return result
 
     def _with_stream(self, stream: object, hook: str, arguments: tuple[*Given]) -> tuple[*Given]:

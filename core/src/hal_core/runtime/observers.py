@@ -132,8 +132,6 @@ class Observers:
 
     def call(self, call: str, act: Callable[..., object], arguments: Sequence[object]) -> None:
         """Call each observer's ``called`` after a call that is no hook; ``act``: the function that was called."""
-        if call in HOOKS:
-            return
         given = dict(zip(_names_of(getattr(act, "__func__", act)), arguments, strict=False))
         for name, called in self._called:
             try:
@@ -162,7 +160,7 @@ class _Watcher(NamedTuple):
 def _picker(names: Sequence[str]) -> Callable[[dict[str, object]], tuple[object, ...]]:
     if len(names) > 1:
         return itemgetter(*names)  # takes a third of the time of a comprehension
-    return lambda given: tuple([given[name] for name in names])
+    return (lambda given: (given[names[0]],)) if names else lambda given: ()
 
 
 def _watched(

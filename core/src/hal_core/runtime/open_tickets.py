@@ -49,7 +49,8 @@ class OpenTickets:
         """Report ended tickets to observers, each once; from any thread."""
         with self._reporting:
             ended = [entry for entry in self.for_observers if entry[1].done()]
-            self.for_observers = [entry for entry in self.for_observers if entry not in ended]
+            if ended:
+                self.for_observers = [entry for entry in self.for_observers if entry not in ended]
         for hook, ticket in ended:
             self._observers.end(hook, ticket)
 
