@@ -262,9 +262,9 @@ def test_g06_bfloat16_widens_to_what_it_is(kit: Kit, name: str) -> None:
 
 
 @guarantee(5)
-@pytest.mark.parametrize("item", [1, 2, 4])
-def test_g05_elements_narrower_than_a_word_keep_their_neighbours(kit: Kit, item: int) -> None:
-    name = {1: "uint8", 2: "bfloat16", 4: "float32"}[item]
+@pytest.mark.parametrize("item", [1, 2, 4, 8])
+def test_g05_elements_of_every_width_keep_their_neighbours(kit: Kit, item: int) -> None:
+    name = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "float64"}[item]
     dtype, counts = dtype_of(name), range(1, 40 // item)
     reached = Reached(f"{place} bytes past a boundary of 16" for place in range(0, 16, item))
     for way in ("array", "scalar"):

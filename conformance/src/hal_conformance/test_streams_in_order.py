@@ -42,12 +42,16 @@ def test_g04_a_value_written_again_after_a_call_is_written_again(kit: Kit, hook:
     Each form is the last before the call: of each call, or, as there are many of it, of some values to be set."""
     for number, (what, make) in enumerate(hook_cases(kit, hook)):
         changed = changed_by(kit, what, make)
-        for first in range(len(AGAIN)) if hook != "async_set_value" else [number % len(AGAIN)]:
-            write_again(kit, begun(kit, make), changed, first, what)
+        several = hook == "async_set_value"
+        for first in [number % len(AGAIN)] if several else range(len(AGAIN)):
+            aside = number // len(AGAIN) if several else number + first
+            write_again(kit, begun(kit, make), changed, first, what, aside=aside % 2 == 1)
 
 
-def write_again(kit: Kit, call: PreparedCall, changed: Changed, first: int, what: str) -> None:
-    """Write to some elements that a call changes, or from them, before the call and after it; forms take turns."""
+def write_again(kit: Kit, call: PreparedCall, changed: Changed, first: int, what: str, *, aside: bool) -> None:
+    """Write to some elements that a call changes, or from them, before the call and after it; forms take turns.
+
+    ``aside``: the call is made on another stream, which waits for the first one, and for which that one waits."""
     __tracebackhide__ = True
     device, stream, places = kit.device, kit.device.default_stream, elements(call, changed)
     assert places, f"the kit's own call changes nothing: {what}"
@@ -63,7 +67,10 @@ def write_again(kit: Kit, call: PreparedCall, changed: Changed, first: int, what
             put.append((view, {"array": value, "scalar": value[0, 0].item(), "device value": beside}[form]))
     for target, value in reversed(put):
         kit.bound.async_set_value(target=target, value=value, stream=stream)
-    ticket = call.act(stream)
+    on = device.stream() if aside else stream
+    on.wait(device.event(stream))
+    ticket = call.act(on)
+    stream.wait(device.event(on))
     seen = copied(kit, call.memory, stream)
     for target, value in put:  # the one that was written last comes first
         kit.bound.async_set_value(target=target, value=value, stream=stream)
