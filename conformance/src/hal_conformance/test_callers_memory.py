@@ -14,9 +14,10 @@ from hal_core.memory.plan import SCATTER_MAP, WRITE, Records, WritePlan
 from hal_core.memory.views import Memory, View
 
 from .fixtures.large_blocks import GAP, LargeBlock
+from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.backdoor import arrive, drain
-from .harness.bits import HostTensor, noise
+from .harness.bits import FileMap, HostTensor, noise, on_page
 from .harness.guarantees import guarantee
 from .kit import Kit
 
@@ -25,39 +26,9 @@ MIB = 1 << 20
 Given = Callable[[int], tuple[Any, Any]]
 
 
-def _contiguous(nbytes: int) -> tuple[Any, Any]:
-    value = noise(6, nbytes)
-    return value, value.copy()
-
-
-def _with_gaps(nbytes: int) -> tuple[Any, Any]:
-    value = np.repeat(noise(7, nbytes), 2)[::2]
-    return value, value.copy()
-
-
-def _converted(nbytes: int) -> tuple[Any, Any]:
-    value = noise(8, nbytes).astype(np.int64)
-    return value, value.astype(np.uint8)
-
-
-def _listed(nbytes: int) -> tuple[Any, Any]:
-    value = noise(9, nbytes)
-    return value.tolist(), value
-
-
 def _read_only(nbytes: int) -> tuple[Any, Any]:
     value = noise(10, nbytes)[...]
     value.flags.writeable = False
-    return value, value.copy()
-
-
-def _part(nbytes: int) -> tuple[Any, Any]:
-    value = noise(11, nbytes + 2)[1:-1]
-    return value, value.copy()
-
-
-def _reversed(nbytes: int) -> tuple[Any, Any]:
-    value = noise(12, nbytes)[::-1]
     return value, value.copy()
 
 
@@ -66,16 +37,33 @@ def _tensor(nbytes: int) -> tuple[Any, Any]:
     return HostTensor(value, "uint8"), value.copy()
 
 
+def bytes_by(made: Callable[[Any], Any]) -> Given:
+    """Return a form of a value, made of an array of bytes."""
+
+    def given(nbytes: int) -> tuple[Any, Any]:
+        value = made(noise(14, nbytes))
+        return value, np.array(value, np.uint8)
+
+    return given
+
+
 GIVEN: dict[str, Given] = {
-    "an array": _contiguous,
-    "an array with gaps": _with_gaps,
+    "an array": bytes_by(np.copy),
+    "an array on a page": bytes_by(on_page),
+    "a file that is mapped to be read": bytes_by(FileMap.over),
+    "an array over a bytearray": bytes_by(lambda data: np.frombuffer(bytearray(data), np.uint8)),
+    "a byte-swapped array": bytes_by(lambda data: data.astype(">i8")),
+    "an array with gaps": bytes_by(lambda data: np.repeat(data, 2)[::2]),
     "a read-only array": _read_only,
-    "a part of an array": _part,
-    "rows in reverse": _reversed,
+    "a part of an array": bytes_by(lambda data: np.pad(data, 1)[1:-1]),
+    "rows in reverse": bytes_by(lambda data: data[::-1]),
     "a host tensor": _tensor,
-    "an array of another type": _converted,
-    "a list": _listed,
+    "an array of another type": bytes_by(lambda data: data.astype(np.int64)),
+    "a list": bytes_by(np.ndarray.tolist),
 }
+
+
+SLOW = ("a list", "a byte-swapped array")
 
 
 def spoil(value: Any) -> None:  # noqa: ANN401 (an array or a list)
@@ -84,6 +72,8 @@ def spoil(value: Any) -> None:  # noqa: ANN401 (an array or a list)
         spoil(value.numpy())
     elif isinstance(value, list):
         value[:] = [0xEE] * len(value)
+    elif isinstance(source := getattr(value.base, "obj", None), FileMap):
+        source.writer[...] = 0xEE
     else:
         (value if value.flags.writeable else value.base)[...] = 0xEE
 
@@ -91,7 +81,7 @@ def spoil(value: Any) -> None:  # noqa: ANN401 (an array or a list)
 @guarantee(2)
 @pytest.mark.parametrize("given", GIVEN)
 def test_g02_a_large_value_may_be_changed_and_freed_after_the_call(kit: Kit, given: str) -> None:
-    lengths = [4096, 65_535, 65_536, 65_537] + ([] if given == "a list" else [MIB, 3 * MIB + 1])
+    lengths = [256, 4096, 65_535, 65_536, 65_537] + ([] if given in SLOW else [MIB, 3 * MIB + 1])
     block, at = LargeBlock(kit, sum(lengths) + GAP * (len(lengths) + 1)), GAP
     tickets, recycled = [], []
     with kit.held(block.stream):
@@ -107,6 +97,27 @@ def test_g02_a_large_value_may_be_changed_and_freed_after_the_call(kit: Kit, giv
     for ticket in tickets:
         arrive(ticket)
     block.check(f"{given} of {lengths} bytes was changed and freed by its caller")
+
+
+@guarantee(2, also=(22,))
+def test_g02_the_array_of_a_copy_out_may_be_dropped_as_a_value(kit: Kit) -> None:
+    """It lies in memory of the device's own, which later copies may use again."""
+    for length in (256, 4096, 65_536, MIB):
+        block, other = LargeBlock(kit, length), kit.device.stream()
+        source = LargeBlock(kit, length, noise(16, length))
+        copy: Any = copied(kit, source.memory, other)
+        arrive(copy)
+        with kit.held(block.stream):
+            ticket = block.set(block.at(0, (length,)), copy.data[0][:length])
+            del copy
+            gc.collect()
+            backdoor.write(kit.device, source.memory, 0, np.full(length, 0xDD, np.uint8), other)
+            later = [copied(kit, source.memory, other) for _ in range(3)]
+            for each in later:
+                arrive(each)
+        arrive(ticket)
+        block.should[...] = source.should
+        block.check(f"an array of a copy of {length} bytes was a value, and dropped by its caller")
 
 
 FREED: dict[str, tuple[slice, slice]] = {
@@ -202,10 +213,10 @@ def test_g02_a_large_plan_may_be_changed_once_it_was_submitted(kit: Kit) -> None
     lengths = np.concatenate([rng.integers(1, 9, 70_001), rng.integers(1, 9000, 300), [3 * MIB + 5]])
     pieces = [noise(13, int(lengths.sum()))]
     cuts = [0, 5, 4096, 65_537, MIB + 1, pieces[0].nbytes]
-    pieces = [pieces[0][low:high].copy() for low, high in pairwise(cuts)]
+    pieces = [on_page(pieces[0][low:high]) for low, high in pairwise(cuts)]
     width, count = 5000, 300
     block = LargeBlock(kit, count * width + int((lengths + 3).sum()) + 64)
-    data = noise(14, count * width).reshape(count, width)
+    data = on_page(noise(14, count * width).reshape(count, width))
     slots = rng.permutation(count).astype(np.int32)
     records = Records(slots, data, np.array([(0, width, 0, 3), (8, width, 3, width - 8)], SCATTER_MAP))
     rows = np.zeros(len(lengths), WRITE)

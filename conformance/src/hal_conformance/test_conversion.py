@@ -16,7 +16,7 @@ from hal_core.memory.views import View
 from hypothesis import strategies as st
 
 from .draw.values import LAYOUTS, contained, draw_dtype, fitting, of_dtype, scalars
-from .draw.views import draw_view
+from .draw.views import PLACES, draw_view
 from .fixtures.block import Block
 from .fixtures.large_blocks import GAP, LargeBlock
 from .fixtures.sizes import sizes
@@ -259,11 +259,12 @@ PARTS_ALIKE = {
 @pytest.mark.parametrize("dtype", PARTS_ALIKE)
 def test_g06_a_large_fill_has_every_byte_of_its_scalar(kit: Kit, dtype: str) -> None:
     kind = dtype_of(dtype)
-    for count in (300, 5_000, FILLED):
-        block = LargeBlock(kit, count * kind.itemsize)
-        for value in PARTS_ALIKE[dtype]:
-            block.write(block.at(0, (count,), dtype), value, kind.storage.type(value))
-            block.check(f"{value!r} for {count} elements of {dtype}")
+    for turn, count in enumerate((3, 9, 33, 300, 5_000, FILLED)):
+        block = LargeBlock(kit, count * kind.itemsize + 4200)
+        for number, value in enumerate(PARTS_ALIKE[dtype]):
+            place = PLACES[(8 * turn + number) % len(PLACES)]
+            block.write(block.at(place, (count,), dtype), value, kind.storage.type(value))
+            block.check(f"{value!r} for {count} elements of {dtype} from byte {place}")
 
 
 LATE: dict[str, tuple[str, str, Any]] = {
@@ -364,7 +365,7 @@ def test_g06_one_element_of_every_class_fills_or_is_refused(kit: Kit, name: str)
     for number, (value, plain) in enumerate(one_elements()):
         if number % 40 == 0:
             block = Block(kit)
-        at = item * (1 + number % 3)
+        at = PLACES[number % 13]
         target = View(block.memory, at, (count,), (item * (1 + number % 2) * (-1 if number % 5 == 0 else 1),), dtype)
         if target.strides[0] < 0:
             target = View(block.memory, at + (count - 1) * -target.strides[0], target.shape, target.strides, dtype)
@@ -401,10 +402,10 @@ SHAPES = (((2, 3), (6,)), ((2, 3), (3, 2)), ((2, 3), (1, 6, 1)), ((6,), (2, 3)),
 def test_g06_a_value_of_another_shape_is_taken_in_row_major_order(kit: Kit, into: str) -> None:
     """Arrays of the target's type and another, in each layout, tensors and nested lists."""
     dtype, item = dtype_of(into), dtype_of(into).itemsize
-    for shape, have in SHAPES:
+    for turn, (shape, have) in enumerate(SHAPES):
         block = LargeBlock(kit, 1024)
         steps = [3 * item * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
-        targets = [block.at(64, shape, into), View(block.memory, 512, shape, tuple(steps), dtype)]
+        targets = [block.at(PLACES[turn], shape, into), View(block.memory, 512 + turn, shape, tuple(steps), dtype)]
         for source in (dtype, dtype_of("int8") if into != "bool" else dtype):
             cells = np.arange(1, int(np.prod(have)) + 1).reshape(have) % (2 if into == "bool" else 100)
             array = cells.astype(source.storage)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hal_core.memory.views import ByteRange
 
+from .draw.views import PLACES
 from .fixtures.prepared_calls import assert_alike, assert_copied
 from .fixtures.sizes import MIB, need, sizes
 from .fixtures.stream_cases import copied
@@ -44,6 +45,7 @@ SHAPES: dict[str, list[tuple[int, int]]] = {
     "one many times": [(1000, 333)] * 20,
     "five thousand": [((7919 * at) % 8000, 1 + at % 190) for at in range(5000)],
     "odd places and lengths": [(3, 5), (11, 13), (4093, 7), (8185, 7)],
+    "both sides of alignments": [(at, 1 + at % 70) for at in PLACES],
 }
 """Ranges of a block of 8 KiB as ``(offset, nbytes)``."""
 QUEUED = 500

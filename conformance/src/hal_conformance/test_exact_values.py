@@ -16,7 +16,7 @@ from hal_core.memory.views import View
 from .fixtures.large_blocks import LargeBlock
 from .harness import backdoor
 from .harness.backdoor import arrive
-from .harness.bits import CLASSES, FLOATS, Array, classes, given, patterns, to_bfloat16, words
+from .harness.bits import CLASSES, FLOATS, Array, classes, given, noise, patterns, to_bfloat16, words
 from .harness.guarantees import guarantee
 from .harness.reached import Reached
 from .kit import Kit
@@ -262,9 +262,9 @@ def test_g06_bfloat16_widens_to_what_it_is(kit: Kit, name: str) -> None:
 
 
 @guarantee(5)
-@pytest.mark.parametrize("item", [1, 2, 4])
-def test_g05_elements_narrower_than_a_word_keep_their_neighbours(kit: Kit, item: int) -> None:
-    name = {1: "uint8", 2: "bfloat16", 4: "float32"}[item]
+@pytest.mark.parametrize("item", [1, 2, 4, 8])
+def test_g05_elements_of_every_width_keep_their_neighbours(kit: Kit, item: int) -> None:
+    name = {1: "uint8", 2: "bfloat16", 4: "float32", 8: "float64"}[item]
     dtype, counts = dtype_of(name), range(1, 40 // item)
     reached = Reached(f"{place} bytes past a boundary of 16" for place in range(0, 16, item))
     for way in ("array", "scalar"):
@@ -313,3 +313,27 @@ def test_g05_neighbours_in_one_word_may_be_written_one_after_the_other(kit: Kit)
     for ticket in tickets:
         arrive(ticket)
     block.check("neighbours of one word were written one by one, on a stream that was held")
+
+
+@guarantee(5, requires=("async_h2d", "can_hold_stream"), also=(1, 4))
+@pytest.mark.parametrize("way", ["array", "scalar", "device value"])
+def test_g05_neighbours_in_one_word_may_be_written_on_two_streams(kit: Kit, way: str) -> None:
+    """What waits on a held stream must not bring back what its neighbours were at its call."""
+    cases = [(place, nbytes) for place in (0, 1, 2, 3, 5, 15) for nbytes in (1, 2, 3, 5, 9, 17, 33)]
+    block, source, other = LargeBlock(kit, 128 * len(cases)), LargeBlock(kit, 64, noise(3, 64)), kit.device.stream()
+    tickets = []
+    with kit.held(block.stream, f"a {way}, or a write of its neighbours on another stream"):
+        for turn, (place, nbytes) in enumerate(cases):
+            target = block.at(128 * turn + 64 + place, (nbytes,))
+            value = {"array": noise(turn, nbytes), "scalar": turn, "device value": source.at(turn % 7, (nbytes,))}[way]
+            tickets.append(block.set(target, value))
+            block.over(target)[...] = source.over(value) if isinstance(value, View) else value
+        for turn, (place, nbytes) in enumerate(cases):
+            for at, length in ((place - 3, 3), (place + nbytes, 1 + turn % 9)):
+                beside, value = block.at(128 * turn + 64 + at, (length,)), noise(3 * turn, length)
+                last = kit.bound.async_set_value(target=beside, value=value, stream=other)
+                block.over(beside)[...] = value
+        arrive(last, "a write of neighbours on another stream")
+    for ticket in tickets:
+        arrive(ticket)
+    block.check(f"a {way} was written on a held stream, and its neighbours on another one")

@@ -47,6 +47,23 @@ def test_g09_every_field_of_every_slot_is_as_the_model_says(kit: Kit, draw: Draw
         free_ended(fixture)
 
 
+@guarantee(9, requires=("async_h2d", "can_hold_stream"), also=(5, 11))
+def test_g09_slots_beside_a_batch_may_be_written_on_another_stream(kit: Kit) -> None:
+    """An insertion on a held stream must not bring back what other slots were at its call."""
+    world, other = World(kit, StateConfig(num_slots=9, max_model_len=16)), kit.device.stream()
+    world.enter(world.entering(slot) for slot in range(9))
+    with kit.held(world.stream, "insert_tasks, or a write to other slots on another stream"):
+        ticket = world.insert([*world.leaving([1, 4, 8]), world.entering(4, [7])])
+        for name in ("stop_flags", "temperature", "top_k", "seed"):
+            for slot in (0, 2, 3, 5, 7):
+                target = world.state.view(name)[slot]
+                last = kit.bound.async_set_value(target=target, value=1, stream=other)
+                world.model.set(name, slot, 1)
+        arrive(last, "a write to other slots on another stream")
+    arrive(ticket)
+    world.check("a batch was inserted on a held stream, and other slots were written on another one")
+
+
 @guarantee(9)
 @examples(0.5)
 def test_g09_new_requests_enter_many_slots_at_once(kit: Kit, draw: Draw) -> None:

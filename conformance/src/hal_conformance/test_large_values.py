@@ -139,7 +139,7 @@ def test_g05_targets_of_many_runs_are_written_run_by_run(kit: Kit, way: str, dty
     reached.check()
 
 
-@guarantee(5)
+@guarantee(5, also=(1,))
 @pytest.mark.parametrize(("way", "dtype"), [*zip(WAYS, ["int64", "uint8", "int32", "uint16"], strict=True)])
 def test_g05_targets_of_more_runs_than_16_bits_count_are_written(kit: Kit, way: str, dtype: str) -> None:
     reached = Reached(f"{kind}, past 16 bits" for kind in KINDS)

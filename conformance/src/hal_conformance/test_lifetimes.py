@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hal_core.memory.dtypes import dtype_of
+from hal_core.memory.dtypes import DTYPES, DType, dtype_of
 from hal_core.memory.views import View
 
+from .draw.values import LAYOUTS
+from .draw.views import LAID, PLACES, REPEATED
+from .fixtures.large_blocks import LargeBlock, elements
 from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.backdoor import arrive
-from .harness.bits import noise
+from .harness.bits import HostTensor, noise
 from .harness.guarantees import guarantee
 from .harness.waiters import come_true, stay_done
 from .kit import Kit
@@ -77,104 +80,63 @@ def test_g03_a_kept_ticket_belongs_to_its_own_work_whatever_follows(kit: Kit) ->
     come_true({"the write": pending[0], "the copy": pending[1]}, kit.effort.hang)
 
 
-EXPANDED: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
-    "an expanded row": ((6, 16), (0, 4), 0),
-    "an expanded column": ((6, 16), (64, 0), 0),
-    "one element": ((6, 16), (0, 0), 20),
-    "overlapping windows": ((6, 16), (4, 4), 8),
-    "reversed": ((6, 16), (-64, -4), 64 * 6 - 4),
-    "transposed": ((6, 16), (4, 24), 0),
-}
-"""Shape, strides in bytes and offset of a value of int32 in 384 bytes of device memory."""
+BOX = (3, 4, 5)
+"""The shape of values and targets whose elements lie in different ways."""
+EXTENT = 8192
+"""Bytes of their memory."""
 
 
-@guarantee(5, also=(2, 6))
-@pytest.mark.parametrize("what", EXPANDED)
-def test_g05_a_value_on_the_device_may_be_expanded_or_overlap_itself(kit: Kit, what: str) -> None:
-    device, stream, kind = kit.device, kit.device.default_stream, dtype_of("int32")
-    shape, strides, offset = EXPANDED[what]
-    source, target = device.allocate(384), device.allocate(1024)
-    given, before = noise(3, 384), noise(4, 1024)
-    backdoor.write(device, source, 0, given, stream)
-    backdoor.write(device, target, 0, before, stream)
-    value = View(source, offset, shape, strides, kind)
-    should = before.copy()
-    place = np.ndarray(shape, np.int32, should, 32, (128, 8))
-    place[...] = np.ndarray(shape, np.int32, given, offset, strides)
-    into = View(target, 32, shape, (128, 8), kind)
-    arrive(kit.bound.async_set_value(target=into, value=value, stream=stream), what)
-    got = backdoor.read(device, target, stream)[:1024]
-    wrong = np.flatnonzero(got != should)
-    assert not len(wrong), f"{what}, as a value: {len(wrong)} bytes are wrong, the first is byte {wrong[0]}"
+def host_value(turn: int, dtype: DType) -> tuple[str, Any, Any]:
+    """Return ``(form, value, elements)``: a scalar, or an array in one layout, in turns."""
+    some = elements(turn, BOX, dtype)
+    if dtype.name == "bfloat16":
+        return "a host tensor", HostTensor(some, dtype.name), some
+    form = ["scalar", *LAYOUTS][(turn + turn // len(DTYPES)) % (1 + len(LAYOUTS))]
+    if form != "scalar":
+        return f"an array ({form})", LAYOUTS[form](some), some
+    one = dtype.storage.type(turn + 0.5) if dtype.kind == "float" else some[0, 0, 0]
+    return "a scalar", one.item(), one
+
+
+@guarantee(5, also=(1, 2, 4, 6))
+@pytest.mark.parametrize("how", LAID)
+def test_g05_a_value_lands_in_its_target_however_both_lie(kit: Kit, how: str) -> None:
+    """Host values, and values of other memory and of the target's own, whose elements lie in every way, repeated too;
+    each at another place and of another type. One that overlaps its target is read whole before anything is written."""
+    block, source = LargeBlock(kit, EXTENT), LargeBlock(kit, EXTENT, noise(3, EXTENT))
+    for turn, (name, laid) in enumerate((LAID | REPEATED).items(), [*LAID].index(how) * len(LAID | REPEATED)):
+        dtype, place = DTYPES[turn % len(DTYPES)], PLACES[turn % len(PLACES)]
+        target = LAID[how].view(block.memory, place, BOX, dtype)
+        for other in (source, block):
+            value = laid.view(other.memory, PLACES[(7 * turn + turn // 19) % len(PLACES)], BOX, dtype)
+            block.write(target, value, other.over(value).copy())
+            block.check(f"{value} ({name}) of {'its own' if other is block else 'other'} memory for {target} ({how})")
+        form, host, should = host_value(turn, dtype)
+        block.write(target, host, should)
+        block.check(f"{form} for {target} ({how})")
 
 
 OVERLAPS: dict[str, tuple[slice, slice]] = {
-    "forward": (slice(8, 1000), slice(0, 992)),
-    "backward": (slice(0, 992), slice(8, 1000)),
-    "reversed in place": (slice(0, 1000), slice(None, None, -1)),
-    "every second into the first half": (slice(0, 500), slice(0, 1000, 2)),
+    "forward": (slice(8, None), slice(None, -8)),
+    "forward by one": (slice(1, None), slice(None, -1)),
+    "backward": (slice(None, -8), slice(8, None)),
+    "backward by one": (slice(None, -1), slice(1, None)),
+    "by half": (slice(None, -500), slice(500, None)),
+    "reversed in place": (slice(None), slice(None, None, -1)),
+    "every second into the first half": (slice(None, 500), slice(None, 1000, 2)),
+    "every second to those between": (slice(1, None, 2), slice(None, None, 2)),
 }
+"""Parts of a target and of a value, of an even number of elements."""
 
 
 @guarantee(5, also=(2, 4))
 @pytest.mark.parametrize("what", OVERLAPS)
 def test_g05_a_value_on_the_device_may_overlap_its_target(kit: Kit, what: str) -> None:
     """The result is as if the value were read whole before anything is written."""
-    device, stream = kit.device, kit.device.default_stream
-    memory, before = device.allocate(8000), noise(5, 8000)
-    backdoor.write(device, memory, 0, before, stream)
-    view, should = View.contiguous(memory, 0, (1000,), dtype_of("int64")), before.view(np.int64).copy()
     target, value = OVERLAPS[what]
-    should[target] = should[value].copy()
-    arrive(kit.bound.async_set_value(target=view[target], value=view[value], stream=stream), what)
-    got = backdoor.read(device, memory, stream)[:8000].view(np.int64)
-    wrong = np.flatnonzero(got != should)
-    assert not len(wrong), f"{what}: {len(wrong)} elements are wrong, the first is element {wrong[0]}"
-
-
-@guarantee(1, also=(2, 5))
-def test_g01_a_device_value_of_stride_0_gives_its_one_element(kit: Kit) -> None:
-    device, stream = kit.device, kit.device.default_stream
-    memory = device.allocate(64)
-    backdoor.write(device, memory, 0, np.arange(64, dtype=np.uint8), stream)
-    value, target = (
-        View(memory, 3, (16,), (0,), dtype_of("uint8")),
-        View.contiguous(memory, 32, (16,), dtype_of("uint8")),
-    )
-    arrive(kit.bound.async_set_value(target=target, value=value, stream=stream))
-    got = backdoor.read(device, memory, stream)[:64].tolist()
-    assert got == [*range(32), *[3] * 16, *range(48, 64)], f"one element, repeated by its stride of 0, gave {got}"
-
-
-def _read_only() -> np.ndarray[Any, Any]:
-    """Return a view that refuses writes, of memory that the caller may write."""
-    value = np.arange(32, dtype=np.int64)[:]
-    value.flags.writeable = False
-    return value
-
-
-FORMS: dict[str, Any] = {
-    "read-only": _read_only,
-    "strided": lambda: np.arange(64, dtype=np.int64)[::2],
-    "reversed": lambda: np.arange(32, dtype=np.int64)[::-1],
-    "byte-swapped": lambda: np.arange(32, dtype=">i8"),
-    "of another type": lambda: np.arange(32, dtype=np.int32),
-    "over a bytearray": lambda: np.frombuffer(bytearray(np.arange(32, dtype=np.int64).tobytes()), np.int64),
-}
-
-
-@guarantee(2, requires="async_h2d")
-@pytest.mark.parametrize("what", FORMS)
-def test_g02_a_host_value_of_any_form_may_be_changed_after_the_call(kit: Kit, what: str) -> None:
-    device, stream = kit.device, kit.device.stream()
-    memory = device.allocate(256)
-    backdoor.write(device, memory, 0, np.zeros(256, np.uint8), stream)
-    view, value = View.contiguous(memory, 0, (32,), dtype_of("int64")), FORMS[what]()
-    should = value.astype(np.int64)
-    owned = value if value.flags.writeable else value.base
-    with kit.held(stream):
-        ticket = kit.bound.async_set_value(target=view, value=value, stream=stream)
-        owned[...] = 77
-    arrive(ticket)
-    got = backdoor.read(device, memory, stream)[:256].view(np.int64)
-    assert (got == should).all(), f"a value that is {what} was changed after the call, and {got.tolist()} was written"
+    for dtype, count in (("int64", 1000), ("uint8", 1000), ("int16", 70_002), ("uint8", 300_002)):
+        nbytes = count * dtype_of(dtype).itemsize
+        block = LargeBlock(kit, nbytes, noise(5, nbytes))
+        full = block.at(0, (count,), dtype)
+        block.write(full[target], full[value], block.over(full[value]).copy())
+        block.check(f"a value that overlaps its target, {what}, of {count} {dtype}")

@@ -184,6 +184,7 @@ def test_g06_a_device_value_of_permuted_strides_is_reshaped_in_row_major_order(k
                 should = np.ascontiguousarray(source.over(value)).reshape(-1)
                 for there in (mine, *(should.reshape(other).shape for other in INTO)):
                     steps = tuple(3 * item * int(np.prod(there[axis + 1 :])) for axis in range(len(there)))
-                    for target in (block.at(64, there, into), View(block.memory, 512, there, steps, dtype)):
+                    place = len(order) * order[0] + order[-1]
+                    for target in (block.at(place, there, into), View(block.memory, 512 + place, there, steps, dtype)):
                         block.write(target, value, should.reshape(there))
                 block.check(f"device values of shape {mine} and strides {strides} for targets of other shapes")

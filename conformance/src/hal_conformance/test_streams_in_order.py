@@ -12,6 +12,7 @@ from hal_core.memory.views import View
 
 from .fixtures.hook_cases import HOOK_CASES, hook_cases
 from .fixtures.sizes import sizes
+from .fixtures.stream_cases import copied
 from .harness import backdoor
 from .harness.backdoor import PATIENCE, arrive
 from .harness.guarantees import guarantee
@@ -22,33 +23,66 @@ if TYPE_CHECKING:
 
     from .fixtures.prepared_calls import Make, PreparedCall
 
+Changed = np.ndarray[Any, np.dtype[np.bool_]]
+"""Whether each byte was changed."""
 
 EACH = 3
 """Elements of a field, or words of a memory without fields, that are written again."""
 
 
-@guarantee(4, also=(1,))
+AGAIN = ("scalar", "array", "device value", "copied from it")
+"""Forms of a value that is written before a call and again after it; the last reads what the call writes."""
+
+
+@guarantee(4, also=(1, 2))
 @pytest.mark.parametrize("hook", HOOK_CASES)
-def test_g04_a_scalar_written_again_after_a_call_is_written_again(kit: Kit, hook: str) -> None:
-    """A device that leaves out a write of the value that it wrote there last would keep what the call wrote."""
-    for what, make in hook_cases(kit, hook):
+def test_g04_a_value_written_again_after_a_call_is_written_again(kit: Kit, hook: str) -> None:
+    """A device that leaves out a write of the value that it wrote there last would keep what the call wrote.
+
+    Each form is the last before the call: of each call, or, as there are many of it, of some values to be set."""
+    for number, (what, make) in enumerate(hook_cases(kit, hook)):
         changed = changed_by(kit, what, make)
-        call, stream = begun(kit, make), kit.device.default_stream
-        places = [(view, call.before[at : at + view.dtype.itemsize]) for view, at in elements(call, changed)]
-        assert places, f"the kit's own call changes nothing: {what}"
-        scalars = [(view, data.view(view.dtype.storage)[0].item()) for view, data in places]
-        for view, scalar in scalars:
-            kit.bound.async_set_value(target=view, value=scalar, stream=stream)
-        ticket = call.act(stream)
-        for view, scalar in reversed(scalars):  # the one that was written last comes first
-            kit.bound.async_set_value(target=view, value=scalar, stream=stream)
-        call.complete(ticket)
-        got = backdoor.read(kit.device, call.memory, stream)
-        for view, data in places:
-            found = got[view.offset : view.offset + len(data)]
-            assert (found == data).all(), (
-                f"{view} was set before and after {what} to the bytes {data.tolist()}, but holds {found.tolist()}"
-            )
+        several = hook == "async_set_value"
+        for first in [number % len(AGAIN)] if several else range(len(AGAIN)):
+            aside = number // len(AGAIN) if several else number + first
+            write_again(kit, begun(kit, make), changed, first, what, aside=aside % 2 == 1)
+
+
+def write_again(kit: Kit, call: PreparedCall, changed: Changed, first: int, what: str, *, aside: bool) -> None:
+    """Write to some elements that a call changes, or from them, before the call and after it; forms take turns.
+
+    ``aside``: the call is made on another stream, which waits for the first one, and for which that one waits."""
+    __tracebackhide__ = True
+    device, stream, places = kit.device, kit.device.default_stream, elements(call, changed)
+    assert places, f"the kit's own call changes nothing: {what}"
+    other = device.allocate(8 * len(places))
+    put, should = [], [call.before[at : at + view.dtype.itemsize] for view, at in places]
+    backdoor.put(device, other, [(8 * at, data.tobytes()) for at, data in enumerate(should)], stream)
+    for at, ((view, _), data) in enumerate(zip(places, should, strict=True)):
+        form, beside = AGAIN[(first + at) % len(AGAIN)], View.contiguous(other, 8 * at, (1, 1), view.dtype)
+        value: Any = data.view(view.dtype.storage).reshape(1, 1).copy()
+        if form == "copied from it":
+            put.append((beside, view))
+        else:
+            put.append((view, {"array": value, "scalar": value[0, 0].item(), "device value": beside}[form]))
+    for target, value in reversed(put):
+        kit.bound.async_set_value(target=target, value=value, stream=stream)
+    on = device.stream() if aside else stream
+    on.wait(device.event(stream))
+    ticket = call.act(on)
+    stream.wait(device.event(on))
+    seen = copied(kit, call.memory, stream)
+    for target, value in put:  # the one that was written last comes first
+        kit.bound.async_set_value(target=target, value=value, stream=stream)
+    call.complete(ticket)
+    arrive(seen)
+    got = {memory: backdoor.read(device, memory, stream) for memory in (call.memory, other)}
+    for (target, value), (view, at), data in zip(put, places, should, strict=True):
+        right = seen.data[0][at : at + len(data)] if value is view else data
+        found = got[target.memory][target.offset : target.offset + len(data)]
+        assert (found == right).all(), (
+            f"{target} was set to {value} before and after {what}: it holds {found.tolist()}, not {right.tolist()}"
+        )
 
 
 def begun(kit: Kit, make: Make) -> PreparedCall:
@@ -59,7 +93,7 @@ def begun(kit: Kit, make: Make) -> PreparedCall:
     return call
 
 
-def changed_by(kit: Kit, what: str, make: Make) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def changed_by(kit: Kit, what: str, make: Make) -> Changed:
     """Make a call of its own; return whether it changes each byte of its memory."""
     __tracebackhide__ = True
     call, stream = begun(kit, make), kit.device.default_stream
@@ -67,11 +101,11 @@ def changed_by(kit: Kit, what: str, make: Make) -> np.ndarray[Any, np.dtype[np.b
     got = backdoor.read(kit.device, call.memory, stream)[: len(call.before)]
     wrong = call.wrong(got)
     assert not wrong, f"after {what}: {wrong}"
-    changed: np.ndarray[Any, np.dtype[np.bool_]] = got != call.before
+    changed: Changed = got != call.before
     return changed
 
 
-def elements(call: PreparedCall, changed: Any) -> list[tuple[View, int]]:  # noqa: ANN401 (an array of bool)
+def elements(call: PreparedCall, changed: Changed) -> list[tuple[View, int]]:
     """Return some of the elements with a changed byte, each with its offset: of each field, or of words."""
     if call.state is None:
         words = View.contiguous(call.memory, 0, (1, len(changed) // 8), dtype_of("int64"))

@@ -59,19 +59,26 @@ TARGETS: dict[str, Callable[[Kit], Any]] = {
 FORMS = ("an array", "a list", "an array of int32", "a scalar", "a value on the device")
 
 
-def _given(kit: Kit, form: str, items: np.ndarray[Any, Any], stream: Stream) -> tuple[Any, Callable[[], object]]:
-    """Return a value of this form, and what its caller does to it after the call."""
+def _given(
+    kit: Kit, form: str, items: np.ndarray[Any, Any], stream: Stream, kept: dict[str, Any] | None = None
+) -> tuple[Any, Callable[[], object]]:
+    """Return a value of this form, and what its caller does to it after the call. ``kept``: one object each time."""
+    kept = {} if kept is None else kept
     if form == "a scalar":
         items[...] = items.flat[0]
         return items.flat[0].item(), lambda: None
     if form == "a value on the device":
-        value = View.contiguous(kit.device.allocate(items.nbytes), 0, items.shape, INT64)
-        backdoor.put(kit.device, value.memory, [(0, items.tobytes())], stream)
-        return value, lambda: backdoor.put(kit.device, value.memory, [(0, bytes(items.nbytes))], stream)
+        if form not in kept:
+            kept[form] = View.contiguous(kit.device.allocate(items.nbytes), 0, items.shape, INT64)
+        memory = kept[form].memory
+        backdoor.put(kit.device, memory, [(0, items.tobytes())], stream)
+        return kept[form], lambda: backdoor.put(kit.device, memory, [(0, bytes(items.nbytes))], stream)
     if form == "a list":
-        listed: list[int] = items.tolist()
+        listed = kept.setdefault(form, [])
+        listed[:] = items.tolist()
         return listed, lambda: listed.__setitem__(slice(None), [0] * len(listed))
-    array = items.astype(np.int32 if "int32" in form else np.int64)
+    array = kept.setdefault(form, np.empty(items.shape, np.int32 if "int32" in form else np.int64))
+    array[...] = items
     return array, lambda: array.fill(0)
 
 
@@ -89,16 +96,19 @@ def _values(copy: CopyTicket) -> list[int]:
 @pytest.mark.parametrize("own", [False, True], ids=["default", "own"])
 @pytest.mark.parametrize("what", TARGETS)
 def test_g04_each_of_many_writes_to_a_target_is_there_in_its_turn(kit: Kit, what: str, own: bool) -> None:
-    """Each form of a value three times, one after the other on a held stream, and changed after its call."""
+    """Each form of a value three times, one after the other on a held stream, and changed after its call.
+
+    On a stream of its own the value is one object each time."""
     device = kit.device
     stream, target = device.stream() if own else device.default_stream, TARGETS[what](kit)
     view = target if isinstance(target, View) else device.resolve(target)
     written, pending = [], kit.can_hold and kit.capabilities.async_h2d
+    kept: dict[str, Any] | None = {} if own else None
     with kit.held(stream if pending else device.stream(), f"writes to {what}"):
         for turn in range(ROUNDS * len(FORMS)):
             form = FORMS[turn % len(FORMS)]
             items = 1000 * (turn + 1) + np.arange(COUNT, dtype=np.int64)
-            value, change = _given(kit, form, items, stream)
+            value, change = _given(kit, form, items, stream, kept)
             ticket = kit.bound.async_set_value(target=target, value=value, stream=stream)
             case = f"write {turn} ({form}) to {what}"
             if pending:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,29 @@ CLASSES = ("quiet NaN", "signalling NaN", "infinity", "denormal", "zero", "finit
 def noise(seed: int, nbytes: int) -> Array:
     """Return random bytes, so that a misplaced byte is noticed."""
     return np.random.default_rng([seed, nbytes]).integers(0, 256, nbytes, np.uint8)
+
+
+def on_page(array: Array) -> Array:
+    """Return a copy in a map of its own: it begins on a page, as a device may take it where it is."""
+    place: Array = np.frombuffer(mmap.mmap(-1, max(1, array.nbytes)), array.dtype, array.size).reshape(array.shape)
+    place[...] = array
+    return place
+
+
+class FileMap(mmap.mmap):
+    """A read-only map of a file; its array's base. The file changes through ``writer``, uint8 ``[nbytes]``."""
+
+    writer: Array
+
+    @classmethod
+    def over(cls, content: Array) -> Array:
+        """Return an array of a new file with this content."""
+        with tempfile.TemporaryFile() as file:
+            file.truncate(content.nbytes)
+            found = cls(file.fileno(), content.nbytes, access=mmap.ACCESS_READ)
+            found.writer = np.frombuffer(mmap.mmap(file.fileno(), content.nbytes), np.uint8)
+        found.writer[...] = content
+        return np.frombuffer(found, np.uint8)
 
 
 def words(dtype: DType) -> np.dtype[Any]:

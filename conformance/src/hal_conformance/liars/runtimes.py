@@ -87,6 +87,15 @@ def large_overtake(call: Call) -> None:
     runtime.event_record(call.event, call.stream)
 
 
+def events_of_a_table(call: Call) -> object:
+    made = call.kept("_made", [])
+    if len(made) < 4096:
+        made.append(call())
+        return made[-1]
+    made.append(made.pop(0))
+    return made[-1]
+
+
 def keeping(keeps: Callable[[Any], bool]) -> How:
     """Return a lie that destroys a stream with its commands, but those that it keeps."""
 
@@ -119,6 +128,9 @@ TABLE = {
         ORDERED,
         also={"primitives.event_record": may_be_waited_for},
     ),  # a flag at the event, where one at each stream is due
+    "there are 4,096 events: the next one made is the first again": row(
+        "EventsComeAround", 1, "primitives.event_create", events_of_a_table, ORDERED
+    ),  # a table of the driver's
     "an upload of 64 KiB overtakes earlier writes of its stream": row(
         "LargeUploadsOvertake", 4, "primitives.submit", large_overtake, ORDERED
     ),  # a copy engine that is not ordered after the compute stream

@@ -20,6 +20,8 @@ from .rows import SET, Call, How, first, instead, meanwhile, noted, register, ro
 if TYPE_CHECKING:
     from hal_core.memory.values import Value
 
+    from ..harness.bits import Array
+
 LARGE = 1 << 20
 """Bytes from which a value is large."""
 COUNTED = ("fused_scatter", "async_h2d")
@@ -448,6 +450,24 @@ def write_the_large(call: Call) -> None:
         call.honest("async_set_value")(device, target, value, call.stream)
 
 
+def note(when: Callable[[Array], object]) -> How:
+    """Return a lie that keeps some arrays by reference until :func:`write_the_large`."""
+
+    def lie(call: Call) -> object:
+        if isinstance(call.value, np.ndarray) and call.value.nbytes >= 4096 and when(call.value):
+            call.kept("late", []).append((call.device, call.target, call.value))
+        return call()
+
+    return lie
+
+
+def is_read_only_memory(value: Array) -> bool:
+    owner: Any = value
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return isinstance(owner, memoryview) and owner.readonly
+
+
 def note_plan(call: Call) -> None:
     plan = call.plan
     call.me.__dict__["late_plan"] = replanned(plan) if plan.records is None else None
@@ -466,6 +486,20 @@ VALUES = {
     "a value of a megabyte is not copied: it is read from the caller's array when its turn comes": row(
         "LargeByReference", 2, "async_set_value", first(note_large), also={"copy_out": first(write_the_large)}
     ),  # a value too large for the staging ring, written without it
+    "a value that begins on a page is read where it is, when its turn comes": row(
+        "PagesReadInPlace",
+        2,
+        SET,
+        note(lambda value: value.ctypes.data % 4096 == 0),
+        also={"copy_out": first(write_the_large)},
+    ),  # memory that a device can take as it is
+    "memory that nobody may write by Python is read where it is, when its turn comes": row(
+        "MapsReadInPlace",
+        2,
+        SET,
+        note(is_read_only_memory),
+        also={"copy_out": first(write_the_large)},
+    ),  # a read-only map is taken for a constant
     "a value of a megabyte is written synchronously": row(
         "LargeValuesWait", 3, SET, then(lambda call: call.stream.synchronize() if is_large(call.value) else None), HELD
     ),  # large values, which the driver does not stage

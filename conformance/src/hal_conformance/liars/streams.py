@@ -225,12 +225,13 @@ class WaitBlocksTheHost(Lie):
 # -- what lies beside a target is read when the call is made, and written back with it ---------------------------------
 
 
-def reading_at_the_call(spans: Callable[[WritePlan], Spans]) -> How:
-    """Return a lie: the ranges ``spans(plan)``, which cover the plan's, are read at the call, and written later."""
+def reading_at_the_call(spans: Callable[[WritePlan], Spans], *, insertions: bool = False) -> How:
+    """Return a lie: the ranges ``spans(plan)``, which cover the plan's, are read at the call, and written later; of
+    insertions, or of other writes."""
 
     def lie(call: Call) -> object:
         plan, device = call.plan, call.me
-        if plan.records is not None or plan.empty or plan.memory.nbytes > 1 << 16:
+        if (plan.records is not None) is not insertions or plan.empty or plan.memory.nbytes > 1 << 16:
             return call()
         copied = device.copy_out(plan.memory, [ByteRange(0, plan.memory.nbytes)], device.stream())
         copied.wait()
@@ -265,6 +266,13 @@ AROUND = {
     "narrow writes read their words at the call and write them back later": row(
         "WordsReadAtTheCall", 5, "submit", reading_at_the_call(words), HELD, also={"submit_value": by_a_plan}
     ),  # no store of a byte: the word around it is read by the host
+    "an insertion reads the state at the call and writes it back later": row(
+        "StateReadAtTheCall",
+        9,
+        "submit",
+        reading_at_the_call(lambda plan: [(0, plan.memory.nbytes)], insertions=True),
+        HELD,
+    ),  # a copy on the host, which is brought up to date
     "a strided write takes what lies between its elements along": row(
         "GapsReadAtTheCall", 5, "submit", reading_at_the_call(first_to_last), HELD, also={"submit_value": by_a_plan}
     ),  # one copy from the first byte to the last

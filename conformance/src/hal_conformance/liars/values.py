@@ -114,7 +114,66 @@ def through_a_known_view(call: Call) -> None:
         target.host = views.setdefault((target.offset, target.shape, target.dtype), host_view(target))
 
 
+def as_bytes(view: View) -> View:
+    """Return the bytes from a view's first to its last, its gaps included."""
+    low, end = view.bounds()
+    return View.contiguous(view.memory, low, (end - low,), dtype_of("uint8"))
+
+
+def on_whole_elements(view: View) -> View:
+    """Return a view that begins on a multiple of its elements' size."""
+    return View(view.memory, view.offset // view.dtype.itemsize * view.dtype.itemsize, view.shape, view.strides,
+                view.dtype)  # fmt: skip
+
+
+def without_gaps(call: Call) -> object:
+    target = call.target
+    low, end = target.bounds()
+    together = min(target.strides, default=0) > 0 and end - low == target.size * target.dtype.itemsize
+    if isinstance(call.value, np.ndarray) and together:
+        target = View.contiguous(target.memory, low, target.shape, target.dtype, target.owner)
+    return call(target=target)
+
+
+def unturned(call: Call) -> None:
+    element, low = np.asarray(call.value).tobytes(), call.target.bounds()[0]
+    head = -low % len(element)
+    if head and not call.target.collapsed()[0] and call.target.size > 1:
+        count = call.target.size * len(element) - head
+        call.write(call.target.memory, (low + head, (element * call.target.size)[:count]))
+
+
 TARGETS = {
+    "a target without gaps is written as if its elements lay in their order": row(
+        "TurnedTargetsInOrder", 5, "async_set_value", without_gaps
+    ),  # no gaps are taken for row-major
+    "a value whose strides are the target's is copied with what lies between its elements": row(
+        "EqualStridesInOnePiece",
+        5,
+        "async_set_value",
+        lambda call: call(target=as_bytes(call.target), value=as_bytes(call.value)),
+        when=lambda call: (
+            isinstance(call.value, View)
+            and call.target.size
+            and call.value.shape == call.target.shape
+            and call.value.strides == call.target.strides
+        ),
+    ),  # one copy from the first byte to the last
+    "a value on the device goes to whole elements of the target's memory": row(
+        "OntoWholeElements",
+        5,
+        "async_set_value",
+        lambda call: call(target=on_whole_elements(call.target)),
+        seen="hal's own device over Paddle",
+        when=lambda call: isinstance(call.value, View),
+    ),  # a scatter by the numbers of elements
+    "a fill that begins off its elements' size goes on with words of the pattern as it is": row(
+        "PatternUnturned",
+        6,
+        "async_set_value",
+        then(unturned),
+        when=lambda call: not isinstance(call.value, View | np.ndarray),
+    ),  # aligned words behind a head of bytes
     "every write is rounded up to 8 bytes, over the neighbour": row(
         "WordsOnly", 5, "async_set_value", then(full_words)
     ),  # a kernel that writes whole words

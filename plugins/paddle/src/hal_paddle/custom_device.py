@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hal_core import Capabilities, InvalidValue, Ticket
 from hal_core.devices import AsyncStream, RecordedEvent, StreamDevice
 
-from .device_copy import elements_of, gather
+from .device_copy import by_bytes, elements_of, gather, on_elements
 from .paddle_memory import Bytes, PaddleMemory, Tensor, host_tensor
 from .place import PaddlePlace
 from .places import custom_place, paddle_core
@@ -149,6 +149,8 @@ class CustomDevice(PaddlePlace, StreamDevice):
 
     def copy_within(self, target: View, value: View, stream: Stream) -> Ticket:
         """Copy between two views in stream order; through the host only if no scatter of that width exists."""
+        if not (on_elements(target) and on_elements(value)):
+            target, value = by_bytes(target), by_bytes(value)
         scatter = self.scatters.get(target.dtype.itemsize)
         if scatter is None:
             return super().copy_within(target, value, stream)

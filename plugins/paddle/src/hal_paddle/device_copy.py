@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from hal_core import InvalidValue
+from hal_core import InvalidValue, View
+from hal_core.devices import dtype_of
 
 from .paddle_memory import PaddleMemory, Tensor
 
-if TYPE_CHECKING:
-    from hal_core import View
-
-
 MOST_AXES = 9
 """Most axes of a Paddle tensor."""
+
+
+def on_elements(view: View) -> bool:
+    """Return whether a view's elements lie on whole elements of its storage."""
+    assert isinstance(view.memory, PaddleMemory)
+    steps = [step for count, step in zip(view.shape, view.strides, strict=True) if count > 1]
+    return not any(step % view.dtype.itemsize for step in (view.memory.begin + view.offset, *steps))
+
+
+def by_bytes(view: View) -> View:
+    """Return the view with the bytes of each element as one more axis."""
+    return View(view.memory, view.offset, (*view.shape, view.dtype.itemsize), (*view.strides, 1), dtype_of("uint8"))
 
 
 def gather(value: View, dtype: str) -> Tensor:
