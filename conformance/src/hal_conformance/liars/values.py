@@ -78,10 +78,7 @@ def contiguous(view: View) -> View:
 
 
 def without_strides(call: Call) -> object:
-    target = call.target
-    if target.bounds()[0] + target.size * target.dtype.itemsize <= target.memory.nbytes:
-        target = View.contiguous(target.memory, target.offset, target.shape, target.dtype)
-    return call(target=target)
+    return call(target=contiguous(call.target))
 
 
 def in_two_halves(call: Call) -> object:
