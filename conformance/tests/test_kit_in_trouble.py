@@ -64,6 +64,25 @@ def test_an_interrupted_run_has_no_verdict(warm):
     assert {entry(report, name)["status"] for name in ("G1", "G2")} == {"not run", "skipped"}
 
 
+LOSES = """
+import gc, os, signal, sys
+from hal_conformance.report import command
+class Loses:
+    def pytest_sessionfinish(self):
+        gc.callbacks.append(lambda phase, _: phase == "stop" and os.kill(os.getpid(), signal.SIGTERM))
+        gc.collect()
+        gc.callbacks.pop()
+sys.exit(command.main(["cpu", "--profile=quick", "--only=G25", "--examples=1"], [Loses()]))
+"""
+
+
+def test_an_interrupt_that_is_lost_in_a_callback_leaves_no_traceback(warm):
+    done = warm.run(code=LOSES)
+    assert "1 checked" in done.stdout
+    for word in ("Traceback", "Exception ignored", "Warning"):
+        assert word not in done.stdout + done.stderr
+
+
 STOPPED = """
 import signal, sys
 from hal_conformance.report import command

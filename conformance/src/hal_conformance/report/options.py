@@ -68,5 +68,6 @@ def arguments(options: Options) -> list[str]:
     ):
         if value not in ("", None) and not (value == 0 and flag in ("--hal-examples", "--hal-hang")):
             chosen.append(f"{flag}={value}")
-    chosen += ["-p", "no:faulthandler"]  # :mod:`.apart` has the stacks of a crash
+    # :mod:`.apart` has the stacks of a crash, and leaves out what a callback loses of an interrupt
+    chosen += ["-p", "no:faulthandler", "-p", "no:unraisableexception"]
     return chosen if options.shrink else [*chosen, "--hal-no-shrink"]
