@@ -64,6 +64,8 @@ def test_the_note_tells_the_value_and_whose_it_is(monkeypatch: pytest.MonkeyPatc
     assert mkl.kernels_note({mkl.VARIABLE: "5"}) == "MKL_DEBUG_CPU_TYPE=5 is kept"
     assert mkl.kernels_note({mkl.VARIABLE: "0"}) == "MKL_DEBUG_CPU_TYPE=0 is kept"
     assert mkl.kernels_note({}) == ""
+    monkeypatch.setattr(mkl, "find_spec", lambda package: None)  # without Paddle it has no effect
+    assert mkl.kernels_note({mkl.VARIABLE: "0"}) == ""
 
 
 def test_hal_run_tells_it_with_v(monkeypatch: pytest.MonkeyPatch, command: Callable[..., Any]) -> None:

@@ -8,6 +8,7 @@ without any check.
 from __future__ import annotations
 
 import ctypes
+from importlib.util import find_spec
 
 TYPE_CHECKING = False  # saves the import of typing, as in hal/__init__.py
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def choose_kernels(environment: MutableMapping[str, str]) -> None:
 
 
 def kernels_note(environment: Mapping[str, str]) -> str:
-    """Return the note for ``-v``; "" if the variable is not set."""
-    value = environment.get(VARIABLE)
+    """Return the note for ``-v``; "" if the variable is not set, or Paddle not installed."""
+    value = environment.get(VARIABLE) if find_spec("paddle") else None
     if value and value == faster_kernels():
         kernels = f"its kernels for {_KERNELS[value]} on this AMD CPU"
         return f"where Paddle computes, its MKL uses {kernels} ({VARIABLE}={value}; another value of yours is kept)"

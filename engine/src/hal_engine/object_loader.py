@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from importlib import import_module
@@ -36,7 +37,9 @@ def make(name: str, option: str, what: str, setup: object) -> object:
     try:
         found = getattr(imported, maker)
     except AttributeError as error:
-        raise InvalidValue(f"{name}: {error}", cure=misspelt, argument=option) from error
+        near = difflib.get_close_matches(maker, vars(imported), 1)
+        cure = f"{module} has {near[0]}" if near else misspelt
+        raise InvalidValue(f"{name}: {error}", cure=cure, argument=option) from error
     try:
         made: object = found(setup)
     except HalError:
@@ -47,5 +50,5 @@ def make(name: str, option: str, what: str, setup: object) -> object:
 
 
 def _failed(what: str, error: BaseException, option: str) -> PluginError:
-    told = f"{what}: {type(error).__name__}: {error}".rstrip(": ")
-    return PluginError(told, cure="correct it, or give another one", argument=option)
+    message = f"{what}: {type(error).__name__}: {error}".rstrip(": ")
+    return PluginError(message, cure="correct it, or give another one", argument=option)
