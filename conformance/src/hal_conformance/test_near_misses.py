@@ -1,4 +1,4 @@
-"""What nearly equals something else: rows that share a long head or tail with others, requests of one name, blocks of
+"""Near misses: rows that share a long head or tail, requests of one name, blocks of
 one prefix (G9, G11), and device values of permuted strides (G6)."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NEAR: dict[str, Callable[[Row], Row]] = {
     "the last, which it lacks": lambda row: row[:-1],
     "the first, which it lacks": lambda row: row[1:],
 }
-"""By what a row differs from another one."""
+"""The difference between two rows."""
 
 
 def entering(fixture: World, slot: int, row: Row, name: str = "", turn: int = 0) -> Task:
@@ -79,7 +79,7 @@ def wide(length: int, slots: int) -> StateConfig:
 @pytest.mark.parametrize("names", ["each its own", "used again"])
 @pytest.mark.parametrize("where", ["the same slot at once", "the same slot", "another slot"])
 def test_g09_requests_that_nearly_equal_others_are_each_their_own(kit: Kit, where: str, names: str) -> None:
-    """In one batch, and one after the other in a slot: nothing is known by a row's head or tail, or by a name."""
+    """In one batch, and one after the other in a slot: a row's head or tail, or a name, identifies nothing."""
     for length in sizes(kit, "tokens or blocks that a row shares with another"):
         fixture, row = World(kit, wide(length, 2 * len(NEAR))), tuple(range(100, 100 + length))
         for turn in range(3):  # each with its neighbours', and then its own again
@@ -98,7 +98,7 @@ def test_g09_requests_that_nearly_equal_others_are_each_their_own(kit: Kit, wher
 @guarantee(9, also=(12, 25))
 @pytest.mark.parametrize("several", [False, True], ids=["one a step", "several a step"])
 def test_g09_a_sequence_but_for_one_token_ends_nothing(kit: Kit, several: bool) -> None:
-    """Output that is a long stop sequence but for one token goes on; the last slot's is the sequence, and ends."""
+    """Output that is a long stop sequence but for one token does not end; the last slot's is the sequence, and ends."""
     length, most = 40, 8
     row = tuple(range(100, 100 + length))
     given = [near(row) for near in NEAR.values() if len(near(row)) == length] + [row]

@@ -1,8 +1,8 @@
-"""What a function of FastDeploy's does to its runner, read from its source: names written, set and called.
+"""The effects of a function of FastDeploy's on its runner, read from its source: names written, set and called.
 
 ``share_inputs.top_p``: an entry of a batch is written, or passed to a call that may write it. ``self.pooling_params``,
 ``request.schemata_key``: an attribute is set. ``self.sampler.apply_logits_processor()``, ``np.array()``: a call. A
-computed key is given as it is written. Where it cannot be told, a name counts as written.
+computed key is given as it is written. Where that is unknown, a name counts as written.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def names_of(function: Callable[..., Any]) -> frozenset[str]:
 
 
 class _Reader:
-    """One function. ``known``: what a local name stands for, as paths from an argument; a name may have several."""
+    """One function. ``known``: the values of local names, as paths from an argument; a name may have several."""
 
     def __init__(self, tree: ast.FunctionDef) -> None:
         self.nodes = [*ast.walk(tree)]
@@ -54,7 +54,7 @@ class _Reader:
         self.locals = {node.id for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         self.locals |= {node.arg for node in self.nodes if isinstance(node, ast.arg)}
         self.locals |= {node.name for node in self.nodes[1:] if isinstance(node, ast.FunctionDef)}
-        for node in self.nodes * 3:  # a name may stand for what another stands for
+        for node in self.nodes * 3:  # a name may have the value of another one
             for field in ("value", "iter", "context_expr"):
                 if (value := getattr(node, field, None)) and not isinstance(node, ast.AugAssign):
                     self._bind(node, value, iterates=field == "iter")
@@ -105,7 +105,7 @@ class _Reader:
         return set()
 
     def _stored(self, node: ast.Attribute | ast.Subscript) -> Iterator[str]:
-        """Yield what an assignment or deletion changes; an entry of a local list or mapping is nobody's."""
+        """Yield what an assignment or deletion changes; an entry of a local list or mapping does not count."""
         if paths := self._paths(node):
             yield from map(_written, paths)
         elif isinstance(node, ast.Attribute) or not self._is_own(node):

@@ -3,7 +3,7 @@
 What a caller can see of it: no address ever changes (vLLM's ``UvaBackedTensor.gpu`` goes round a ring of pinned
 buffers, and the depth of that ring alone protects it from a step that still reads); only what changed is written; of
 two staged writes to one place the last wins (vLLM leaves it open); a write past a row's end is refused (vLLM writes
-into the next row). What was applied is submitted when a step has applied its block tables, or by the first read of
+into the next row). Applied rows are submitted when a step has applied its block tables, or by the first read of
 ``gpu``.
 """
 
@@ -62,7 +62,7 @@ class StagedWriteTensor:
 
     @property
     def gpu(self) -> torch.Tensor:
-        """The tensor; what was applied is submitted first."""
+        """The tensor; applied rows are submitted first."""
         if self._place.rows is not None:
             self.stage.flush()
         return self._gpu
@@ -70,7 +70,7 @@ class StagedWriteTensor:
     def stage_write(self, index: int, start: int, x: Iterable[int] | Iterable[float]) -> None:
         """Stage the elements ``x`` for row ``index`` from ``start`` on; ``x`` may change at once.
 
-        :raises InvalidValue: for elements outside the row, or out of the dtype's range; nothing of them is staged.
+        :raises InvalidValue: for elements outside the row, or out of the dtype's range; none is staged.
         """
         if not x:
             return
@@ -99,7 +99,7 @@ class StagedWriteTensor:
         self.stage_write(index, 0, (x,))
 
     def apply_write(self) -> None:
-        """Give what was staged to the step's submission."""
+        """Give the staged rows to the step's submission."""
         rows = self._rows
         if rows.dst:
             rows.pieces.append(memoryview(self._values).cast("B"))
@@ -107,7 +107,7 @@ class StagedWriteTensor:
             self.clear_staged_writes()
 
     def clear_staged_writes(self) -> None:
-        """Forget what was staged and not applied."""
+        """Forget the staged rows that are not applied."""
         self._rows = Rows()
         self._values = array(self._code)
         self._ends: dict[int, int] = {}
@@ -171,7 +171,7 @@ class FusedStagedWriter:
         pass
 
     def apply(self, tensors: Sequence[StagedWriteTensor], output_ptrs: object, output_strides: object) -> None:
-        """Give what was staged for each tensor to the step's submission."""
+        """Give the staged rows of each tensor to the step's submission."""
         for one in tensors:
             one.apply_write()
 

@@ -101,7 +101,7 @@ def row(
     has: Mapping[str, object] | None = None,
 ) -> Row:
     """Return a row. ``seen``: where the fault was met; ``also``: further places of the same kind, and their lies;
-    ``has``: what the liar's class has besides them."""
+    ``has``: further attributes of the liar's class."""
     places = [where] if where in SEAMS else where.split()
     lie = how if when is None else lambda call: how(call) if when(call) else call()
     return Row(
@@ -234,7 +234,7 @@ def lay_ways(kind: type, ways: Mapping[str, How]) -> None:
 
 
 def then(more: How) -> How:
-    """Return a lie that makes the call honestly, does ``more``, and returns what the call gave."""
+    """Return a lie that makes the call honestly, does ``more``, and returns the call's result."""
 
     def lie(call: Call) -> object:
         given = call()

@@ -65,7 +65,7 @@ Grown = dict[Generation, list[int]]
 
 
 DEFAULT_CHUNK = 256
-"""Most prompt tokens of a step, where neither the user nor the runner says so."""
+"""Most prompt tokens of a step, where neither the user nor the runner gives a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ class Scheduler:
     - ``admit_all``: admits several by one call, or returns their errors; by default it leaves that to ``admit``.
     - ``admit``: the function that admits a request, such as ``Worker.admit``; by default it is checked against
       ``layout`` alone.
-    - ``limits``: what the user limits.
+    - ``limits``: the user's limits.
     - ``tokens_per_step``: most tokens that a decoding request feeds, and is given, in one step.
     - ``launch_tokens``: most tokens of the step that was scheduled last, known before it runs: so many for each
       decoding request, and its pieces of prompts. A step with fewer drafts feeds less.

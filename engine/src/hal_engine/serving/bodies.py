@@ -16,7 +16,7 @@ from .schemas import StreamOptions
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 PAGE = "docs/serving.md"
-"""The page that says what is offered, and who offers the rest."""
+"""The page with the fields that are offered, and the servers that offer the rest."""
 _INNER: dict[str, type[msgspec.Struct]] = {
     "stream_options": StreamOptions,
     "messages": Message,

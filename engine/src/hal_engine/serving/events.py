@@ -74,7 +74,7 @@ class Events(Response):
             self._answers.close()
 
     def _flush(self) -> None:
-        """Write what has come, unless the connection takes no bytes. Raises nothing: others' parts are next."""
+        """Write the parts that have come, unless the connection takes no bytes. Never raises: others are next."""
         if self._is_busy or self._is_over:
             return
         try:
@@ -192,7 +192,7 @@ async def left(receive: Receive) -> None:
 
 
 async def _rest(running: Coroutine[Any, Any, None], wait: object) -> None:
-    """Do the rest of what has begun, whose first wait is ``wait``."""
+    """Do the rest of a begun response, whose first wait is ``wait``."""
 
     @coroutine
     def rest() -> Generator[Any, None, None]:

@@ -5,9 +5,9 @@ greeting of the side that connects, which names the channel's purpose (:mod:`hal
 takes only its own. With keys, kind and content of the later ones are encrypted and authenticated together, and frames
 wait until the peer has shown its key by its first one, a beat. The kernel keeps the order and repeats nothing. A
 connection that has ended is not made again: a new one is a new channel, and frames that were under way on the old one
-may be lost. Anybody on the way can end a connection, so its end says nothing of what was sent: last messages do.
+may be lost. Anybody on the way can end a connection, so its end does not show what arrived: last messages do.
 
-No call waits unless a time is given. What the kernel does not take stays in the channel and leaves with later calls.
+No call waits unless a time is given. Bytes that the kernel refuses stay in the channel and leave with later calls.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class Channel:
             self._write()
 
     def _trust(self) -> None:
-        """The peer has shown what it is: what waited for that leaves now."""
+        """The peer has shown its purpose: the frames that waited for that leave now."""
         self._end_of_peer = _ENDED
         if not self.is_trusted:
             self.is_trusted = True
@@ -292,7 +292,7 @@ class Channel:
             self._sock.shutdown(socket.SHUT_WR)
 
     def part(self, wait: float) -> None:
-        """Close after what was sent has left and the peer has closed, too, or after ``wait`` seconds. Bytes that a
+        """Close after all sent bytes have left and the peer has closed, too, or after ``wait`` seconds. Bytes that a
         closed end has not read could cost the peer some of those on the way to it."""
         end = time.monotonic() + wait
         self._work(wait, lambda: self.is_trusted)  # else nothing leaves
@@ -314,7 +314,7 @@ class Channel:
                 return
 
     def close(self) -> None:
-        """Close at once; idempotent. What the kernel has taken still arrives, unless unread bytes are left here."""
+        """Close at once; idempotent. Bytes that the kernel has taken still arrive, unless unread ones are left here."""
         self._stop(CLOSED)
         self._sock.close()
 
@@ -327,7 +327,7 @@ def connect(url: str, purpose: Purpose, keys: CurveKeys | None = None) -> Channe
     """Connect to the listener at ``url``; ``keys``: this side's, which name the listener's, for tcp.
 
     Over tcp the connection is made later: see :meth:`Channel.establish`. Raises :class:`InvalidValue` for an invalid
-    address, OSError if nobody listens there, :class:`Unavailable` for a Unix socket of another user.
+    address, OSError without a listener there, :class:`Unavailable` for a Unix socket of another user.
     """
     check_named_port(url)
     if (path := socket_of(url)) is not None and keys is not None:

@@ -22,7 +22,7 @@ Received = list[tuple[Channel, memoryview | None]]
 """Messages with their channels, in order; None: the channel has ended, after its last message."""
 _BACKLOG = 128
 _MOST_STRANGERS = 64
-"""Connections that have not shown yet what they are; the oldest is closed first."""
+"""Connections that have not shown their purpose; the oldest is closed first."""
 _ACCEPTED = 8
 """Connections that one call accepts: each is read several times before so many others have come that it is closed."""
 _hubs: weakref.WeakSet[Hub] = weakref.WeakSet()
@@ -124,7 +124,7 @@ class Hub:
             release_folder(self.url)
 
     def _watch(self) -> None:
-        """Poll for room where bytes wait; forget strangers that do not show in time what they are; listen again."""
+        """Poll for room where bytes wait; forget strangers that do not show their purpose in time; listen again."""
         for number, channel in self._channels.items():
             if channel.wants_room is not (number in self._with_room):
                 self._with_room ^= {number}
