@@ -113,6 +113,17 @@ def test_g01_a_copy_of_any_length_is_whole_and_pending_while_held(kit: Kit, leng
 
 
 @guarantee(1)
+def test_g01_a_copy_of_many_ranges_has_each(kit: Kit) -> None:
+    memory, should = kit.device.allocate(8192), noise(5, 8192)
+    filling(kit, memory, should, kit.device.default_stream)
+    for many in sizes(kit, "ranges of a copy"):
+        ranges = [(at * 7 % 8190, 1 + at % 2) for at in range(many)]
+        copy = kit.device.copy_out(memory, parts_of(ranges), kit.device.default_stream)
+        arrive(copy)
+        assert_data(f"a copy of {many} ranges", copy.data, ranges, should)
+
+
+@guarantee(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_g01_ranges_of_any_shape_are_copied_in_their_order(kit: Kit, shape: str) -> None:
     ranges, memory, should = SHAPES[shape], kit.device.allocate(8192), noise(2, 8192)
@@ -137,6 +148,7 @@ def test_g01_ranges_of_any_shape_are_copied_in_their_order(kit: Kit, shape: str)
 HANDLES: dict[str, Callable[[CopyTicket], Any]] = {
     "the ticket": lambda copy: copy,
     "its arrays": lambda copy: list(copy.data),
+    "its arrays, read once more": lambda copy: [list(copy.data), list(copy.data)][1],
     "a part of an array": lambda copy: copy.data[0][100:-100],
     "a buffer over an array": lambda copy: copy.data[0].data,
     "an array of another type over it": lambda copy: copy.data[0][:2048].view(np.int64),

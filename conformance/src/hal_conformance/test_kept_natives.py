@@ -77,6 +77,11 @@ def _reader(fixture: World) -> None:
     arrive(hook_calls.strided(fixture))
 
 
+def states(fixture: World) -> None:
+    """A state that is dropped."""
+    fixture.bound.state(hook_calls.SIZES, name="short-lived")
+
+
 def _refused(fixture: World) -> None:
     """A full range of refusals: of the value, the target and the ranges."""
     bound, view = fixture.bound, fixture.state.view("seed")
@@ -94,6 +99,7 @@ MORE: dict[str, Callable[[World], None]] = {
     "a fill of new memory": _to_new_memory(3),
     "an array to new memory": _to_new_memory(np.arange(1 << 10)),
     "a reader": _reader,
+    "a state": lambda fixture: states(fixture),
     "refusals": _refused,
 }
 """Calls that leave the state's model as it is."""

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
@@ -205,6 +205,30 @@ def memory(fixture: World) -> None:
     backdoor.write(fixture.device, block, 0, np.full(1 << 18, 3, np.uint8), fixture.stream)
 
 
+def bursts_of_copies(fixture: World) -> None:
+    """Copy more out at once than a pool keeps."""
+    block = fixture.device.allocate(BURST)
+    part = ByteRange(0, BURST)
+    copies = [fixture.device.copy_out(block, [part], fixture.stream) for _ in range(32)]
+    for copy in copies:
+        arrive(copy)
+        assert copy.data[0].nbytes == BURST
+
+
+def memory_of_another_thread(fixture: World) -> None:
+    """Allocate device memory that another thread drops, which then allocates itself."""
+    blocks = [fixture.device.allocate(1 << 18)]
+    backdoor.write(fixture.device, blocks[0], 0, np.full(1 << 18, 3, np.uint8), fixture.stream)
+
+    def drop() -> None:
+        blocks.clear()
+        fixture.device.allocate(1 << 18)
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    thread.join()
+
+
 def states(fixture: World) -> None:
     """Create, use and drop states."""
     state = fixture.bound.state(hook_calls.SIZES, name="short-lived")
@@ -258,8 +282,11 @@ def referred(device: object) -> int:
 
 
 @guarantee(26)
-def test_g26_thousands_of_calls_keep_no_bytes_of_the_process(kit: Kit) -> None:
+@pytest.mark.parametrize("turns", [TURNS, ("a timed event",)], ids=["hooks", "timed events"])
+def test_g26_thousands_of_calls_keep_no_bytes_of_the_process(kit: Kit, turns: Sequence[str]) -> None:
     """By the system's figures, whatever the plugin counts itself: what is lost below Python, of any size."""
+    if turns != TURNS and not kit.capabilities.timed_events:
+        pytest.skip("needs timed_events")
     calls = max(sizes(kit, "calls of which none keeps memory")) // 4
     one = Kit(kit.subject, kit.effort)
     fixture, lost, own = hook_calls.working(one), list[int](), list[int]()
@@ -267,7 +294,7 @@ def test_g26_thousands_of_calls_keep_no_bytes_of_the_process(kit: Kit) -> None:
     for turn in range(1 + max(4, ROUND_THE_RING // calls)):
         before, known = after, now
         for at in range(calls if turn else calls // 2):  # the first fills pools
-            hook_calls.again(fixture, TURNS[at % len(TURNS)])
+            hook_calls.again(fixture, turns[at % len(turns)])
         now, after = referred(one.device), held()
         own.append(now - known)
         lost.append(max(after.heap - before.heap, after.resident - before.resident if calls > 1000 else 0))
@@ -301,11 +328,17 @@ def test_g26_copies_out_without_a_write_keep_nothing(kit: Kit) -> None:
     assert not found, f"each {WARM} copies out leave {found}: running reads are remembered until something is written"
 
 
+BURST = 1 << 20
+"""Bytes of each copy out of a burst."""
+STAGED = 2 << 20
+"""Bytes that each opened device stages: ten that keep them exceed the limit."""
 ROUNDS: dict[str, tuple[Callable[[World], None], int]] = {
     "hooks": (hooks, 40),
     "tickets without a waiter": (tickets_nobody_waits_for, 50),
     "refusals": (refusals, 40),
     "memory": (memory, 40),
+    "bursts of copies": (bursts_of_copies, 3),
+    "memory that another thread drops": (memory_of_another_thread, 40),
     "states": (states, 20),
 }
 """The repeated calls, and their number in a window; each is several calls."""
@@ -345,7 +378,9 @@ def test_g26_opening_and_closing_keeps_nothing(kit: Kit) -> None:
     def once() -> None:
         one = Kit(kit.subject, kit.effort)
         fixture = hook_calls.working(one)
-        hook_calls.array(fixture)
+        view = View.contiguous(one.device.allocate(STAGED), 0, (STAGED // 8,), dtype_of("int64"))
+        wrap(fixture, view)
+        arrive(hook_calls.copy_out(fixture))
         one.bound.close()
 
     found = kept(once, 10, 20 * BLOCKS + forgiven(kit, CALLS))

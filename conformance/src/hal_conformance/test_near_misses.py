@@ -4,7 +4,7 @@ one prefix (G9, G11), and device values of permuted strides (G6)."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -162,10 +162,98 @@ def test_g09_slots_that_share_a_prefix_keep_it_when_one_leaves(kit: Kit, kind: T
         fixture.check("one of its blocks was given to another slot once more")
 
 
+@guarantee(9, also=(12, 25))
+def test_g09_a_longer_sequence_but_for_one_token_ends_nothing(kit: Kit) -> None:
+    """Most of it is earlier output; its last tokens come in one step."""
+    for length in sizes(kit, "tokens of a stop sequence"):
+        most, row = 8, tuple(range(100, 100 + length))
+        given = [near(row) for near in NEAR.values() if len(near(row)) == length] + [row]
+        n = len(given)
+        size = StateConfig(
+            n, 2 * length, 8, max_draft_tokens=most - 1, max_logprobs=0, max_stop_sequences=2, max_stop_length=length
+        )
+        fixture = World(kit, size)
+        stops: dict[str, Any] = {"stop_sequences": ((5, 6), row), "max_tokens": length + 2}
+        fixture.enter(
+            fixture.entering(slot, (1, 2), output=one[: length - most], blocks=range(length // 8 + 1), **stops)
+            for slot, one in enumerate(given)
+        )
+        tokens = np.array([one[length - most :] for one in given])
+        fixture.put({"sampled_token_ids": tokens[:, 0], "accept_tokens": tokens, "accept_num": np.full(n, most)})
+        rows = fixture.output(fixture.advance(range(n), speculative=True))
+        fixture.check(f"output that is a stop sequence of {length} tokens but for one")
+        ended = [slot for slot, one in enumerate(rows) if one.finish is FinishReason.STOP]
+        assert ended == [n - 1], f"the kit's own rows end in {ended}"
+
+
+TWO = (5, 6)
+"""The tokens of sequences and output that contain and overlap themselves."""
+
+
+@guarantee(9, also=(12, 25))
+@pytest.mark.parametrize("several", [False, True], ids=["one a step", "several a step"])
+def test_g09_a_sequence_of_two_tokens_ends_output_of_the_same_two(kit: Kit, several: bool) -> None:
+    """Every sequence of two to five; output that has begun one meets it or another beginning of it."""
+    stops, rng = [one for length in range(2, 6) for one in product(TWO, repeat=length)], np.random.default_rng(7)
+    n, most = len(stops), 4 if several else 1
+    fixture = World(kit, StateConfig(n, 32, 8, max_draft_tokens=3, max_logprobs=0, max_stop_length=5))
+    fixture.enter(
+        fixture.entering(slot, (TWO[0], 2), blocks=range(4), stop_sequences=(stop,), max_tokens=20)
+        for slot, stop in enumerate(stops)
+    )
+    ended = set[int]()
+    for at in range(16 // most):
+        tokens = rng.choice(TWO, (n, 4))
+        count = min(most, 1 + 3 * at)  # the first step ends the prompts
+        fixture.put({"sampled_token_ids": tokens[:, 0], "accept_tokens": tokens, "accept_num": np.full(n, count)})
+        rows = fixture.output(fixture.advance(range(n), speculative=several))
+        fixture.check(f"step {at} of output of two tokens")
+        ended |= {slot for slot, row in enumerate(rows) if row.finish is FinishReason.STOP}
+    assert len(ended) > n // 4, f"the kit's own rows end in {len(ended)} of {n} slots"
+
+
+FEW = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17)
+"""Elements of small writes: of no word, one, and some with a head and a tail."""
+WORD = 16
+"""Bytes of the widest word of a device that has a way of its own for aligned bytes."""
+
+
+@guarantee(6, also=(5,))
+@pytest.mark.parametrize("form", ["a scalar", "an array"])
+@pytest.mark.parametrize("into", ["uint8", "int16", "int32", "int64"])
+def test_g06_few_elements_are_written_at_each_place_in_a_word(kit: Kit, into: str, form: str) -> None:
+    item = dtype_of(into).itemsize
+    cell = WORD * (2 + max(FEW) * item // WORD)
+    block = LargeBlock(kit, cell * len(FEW))
+    for place in range(0, WORD, item):
+        for at, count in enumerate(FEW):
+            value = 1 + at if form == "a scalar" else np.arange(count, dtype=block.at(0, (1,), into).dtype.storage)
+            target = block.at(cell * at + place, (count,), into)
+            block.write(target, value)
+        block.check(f"{form} for {FEW} elements of {into}, each {place} bytes past a word")
+
+
 TURNED = ((2, 3), (4, 3, 2), (2, 3, 2, 2))
 """Shapes of device values, whose axes are permuted."""
 INTO: tuple[tuple[int, ...], ...] = ((-1,), (2, -1), (-1, 2))
 """Shapes of their targets besides the value's own; -1 is the rest."""
+
+
+@guarantee(5, also=(6,))
+@pytest.mark.parametrize("into", ["int64", "int16", "uint8"])
+@pytest.mark.parametrize("apart", [1, 2], ids=["side by side", "apart"])
+def test_g05_a_target_of_permuted_strides_takes_an_array_in_row_major_order(kit: Kit, apart: int, into: str) -> None:
+    """Each order of its axes: also where the places of the first two elements and of the last fit an even row."""
+    item = dtype_of(into).itemsize
+    block = LargeBlock(kit, 2048)
+    for shape in (*TURNED, (2, 2, 3), (3, 2, 2), (2, 2, 2, 3)):
+        for turn, order in enumerate(permutations(range(len(shape)))):
+            steps = [apart * item * int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+            mine, strides = (tuple(of[axis] for axis in order) for of in (shape, steps))
+            target = View(block.memory, 8 * turn, mine, strides, dtype_of(into))
+            value = np.arange(turn, turn + target.size).astype(target.dtype.storage).reshape(mine)
+            block.write(target, value)
+            block.check(f"an array for a target of shape {mine} and strides {strides}")
 
 
 @guarantee(6, also=(5,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -163,6 +164,21 @@ def test_g04_timed_events_are_of_the_devices_time_however_late_they_are_read(kit
         assert other.wait(PATIENCE)
         found, least, most = one.seconds_since(other), least * (1 - DRIFT) - RESOLUTION, most * (1 + DRIFT) + RESOLUTION
         assert least <= found <= most, f"{found} s between {name} timed event, but should be {least} to {most} s"
+
+
+@guarantee(4, requires="timed_events")
+def test_g04_a_time_stays_that_of_its_events_whatever_is_timed_after(kit: Kit) -> None:
+    stream = kit.device.stream()
+    for many in sizes(kit, "timed events at once"):
+        first, second = recorded(kit, stream), recorded(kit, stream)
+        assert second.wait(PATIENCE), "a timed event on an idle stream does not pass"
+        seconds = second.seconds_since(first)
+        others = [recorded(kit, stream) for _ in range(many)]
+        assert others[-1].wait(PATIENCE), "a timed event on an idle stream does not pass"
+        again = second.seconds_since(first)
+        assert again == seconds, f"{again} s between two events, but {seconds} before {many} others were recorded"
+        order = [after.seconds_since(before) for before, after in pairwise((second, *others))]
+        assert min(order) >= 0, f"the device's time goes back {min(order)} s among {many} events that are kept"
 
 
 @guarantee(4)

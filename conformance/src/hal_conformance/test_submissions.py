@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from .draw.requests import sizes
 from .fixtures.batches import ALL, draw_batch
 from .fixtures.hook_cases import RICH
-from .fixtures.many import MANY, blocks, handoff, prefill, request
+from .fixtures.many import MANY, blocks, handoff, prefill, prompt, request
 from .fixtures.sizes import sizes as sizes_of
 from .fixtures.stepping import run_step
 from .fixtures.world import World
@@ -200,6 +200,21 @@ def test_g10_every_kind_of_batch_is_counted_and_large_ones_cost_the_same(kit: Ki
         reached.note("REMOTE_PREFILL")
         fixture.check(f"batches of {count}")
     reached.check()
+
+
+LONG = 4000
+"""Tokens of each prompt of a batch of megabytes."""
+
+
+@guarantee(10, requires="fused_scatter")
+def test_g10_a_batch_of_megabytes_costs_the_same(kit: Kit) -> None:
+    for nbytes in sizes_of(kit, "bytes of a batch that is counted"):
+        count = -(-nbytes // (8 * LONG))
+        size = StateConfig(count, LONG + 8, 64, max_draft_tokens=0, max_logprobs=0, max_stop_sequences=1)
+        fixture = World(kit, size)
+        tasks = [fixture.entering(slot, prompt(slot, LONG), blocks=range(-(-LONG // 64))) for slot in range(count)]
+        cost(fixture, tasks, f"{count} requests of {LONG} tokens")
+        fixture.check(f"{count} requests of {LONG} tokens entered")
 
 
 @guarantee(10, requires=("fused_scatter", "async_h2d", "can_hold_stream"))

@@ -133,18 +133,22 @@ def test_g07_locked_host_memory_comes_from_the_runtime(kit: Kit) -> None:
     if kit.missing(("primitives",)):
         pytest.skip("needs primitives")
     primitives: Any = device.primitives  # type: ignore[attr-defined]  # it has them
-    blocks = [primitives.allocate_host(nbytes) for nbytes in (1, 1000, 1 << 16)]
+    blocks = [primitives.allocate_host(nbytes) for nbytes in SMALL_BLOCKS for _ in range(2)]
     try:
         assert None not in blocks, "pinned_host is true, but allocate_host() gives no memory"
         off = [address % LOCKED for address in blocks]
         assert not any(off), f"allocate_host() gave blocks {off} bytes past a boundary of {LOCKED} bytes"
         assert len(set(blocks)) == len(blocks), "allocate_host() gave one block twice"
+        for other in blocks[1::2]:
+            primitives.free_host(other)
+        del blocks[1::2]  # of a page that the others share
         most = max(sizes(kit, "bytes of locked memory"))
         blocks += itertools.takewhile(bool, (locked_block(primitives) for _ in range(most // PIECE)))  # or its limit
-        locked = [support.is_locked(device, address) for address in blocks]
+        ends = [address + nbytes - 1 for address, nbytes in zip(blocks, SMALL_BLOCKS, strict=False)]
+        locked = [support.is_locked(device, address) for address in (*ends, *blocks)]
         assert False not in locked, (
-            f"pinned_host is true, but the driver says that block {locked.index(False)} of {len(locked)} that"
-            " allocate_host() gave is not locked"
+            f"pinned_host is true, but the driver says that byte {locked.index(False)} of {len(locked)} in blocks that"
+            " allocate_host() gave is not locked; others were freed"
         )
         plain = np.zeros(1 << 16, np.uint8)  # of nobody's runtime
         assert not support.is_locked(device, plain.ctypes.data), "is_locked() says so of memory that nobody has locked"
@@ -152,6 +156,10 @@ def test_g07_locked_host_memory_comes_from_the_runtime(kit: Kit) -> None:
         for address in blocks:
             if address is not None:
                 primitives.free_host(address)
+
+
+SMALL_BLOCKS = (1, 1000, 1 << 16)
+"""Bytes of locked memory, some of it in one page."""
 
 
 def locked_block(primitives: Any) -> int:  # noqa: ANN401 (the vendor's)

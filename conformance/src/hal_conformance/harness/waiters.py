@@ -22,6 +22,8 @@ SHORT = 0.02
 """Seconds of a wait that must time out, as its work is held."""
 A_WHILE = 0.3
 """Seconds of a wait that must not end earlier: long enough to distinguish from milliseconds."""
+NO_TICKS = 0.0195
+"""Seconds of a wait that are no whole number of milliseconds, nor of a clock's ticks of 10."""
 FOR_LONG: tuple[tuple[float | None, ...], ...] = ((PATIENCE,), (), (None,), (3e6,))
 """Arguments of waits that last as long as the work does; the last is more milliseconds than 31 bits count."""
 EARLY = 0.9
@@ -63,15 +65,18 @@ def time_out(tickets: Mapping[str, Ticket], hang: float) -> dict[str, list[Waite
     __tracebackhide__ = True
     for what, ticket in tickets.items():
         times_out_at_once(what, ticket)
+    hasty = {what: [Waiter(ticket, A_WHILE)] for what, ticket in tickets.items()}  # its end is that of no later one
     patient = {what: [Waiter(ticket, *timeout) for timeout in FOR_LONG] for what, ticket in tickets.items()}
-    request_row = {what: [Waiter(ticket, A_WHILE), Waiter(ticket, A_WHILE)] for what, ticket in tickets.items()}
-    for what, waiters in request_row.items():
+    for what, ticket in tickets.items():
+        hasty[what] += [Waiter(ticket, A_WHILE), Waiter(ticket, A_WHILE), Waiter(ticket, NO_TICKS)]
+    for what, waiters in hasty.items():
         for waiter in waiters:
             assert waiter.ended(hang), f"{what}: {waiter} has not ended after {hang} s"
             assert isinstance(waiter.error, TicketTimeout), (
                 f"{what}: {waiter} of a pending ticket ended with {waiter.error!r}, but should raise TicketTimeout"
             )
-            assert waiter.seconds >= EARLY * A_WHILE, f"{what}: {waiter} gave up after {waiter.seconds:.4f} s"
+            least = EARLY * (waiter.timeout[0] or 0.0)
+            assert waiter.seconds >= least, f"{what}: {waiter} gave up after {waiter.seconds:.4f} s"
     for what, ticket in tickets.items():
         for waiter in patient[what]:
             assert not waiter.ended(), f"{what}: {waiter} of a pending ticket ended with {waiter.error!r}"
