@@ -40,7 +40,7 @@ class Block(Protocol):
     def address(self) -> int: ...
 
     def release(self) -> None:
-        """Release the memory."""
+        """Release the memory. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class StagingRing:
     def _make_room(self, size: int) -> int:
         """Grow if the limit allows it, else wait for the oldest entries."""
         self._release_drained()
-        wanted = self._segment.size * 2
+        wanted = max(self._segment.size * 2, ALIGNMENT)
         while wanted < size:
             wanted *= 2
         wanted = min(wanted, self.limit - self.held)
@@ -203,8 +203,10 @@ class StagingRing:
             while segment.entries:
                 self._await(segment)
         self._release_drained()
+        wanted = max(size, min(self.limit, self._segment.size * 2))
         self._segment.block.release()
-        self._segment = Segment(self._allocate(max(size, min(self.limit, self._segment.size * 2))))
+        self._segment.size = 0  # nothing is placed in it again, also if this allocation fails
+        self._segment = Segment(self._allocate(wanted))
         return 0
 
     def _await(self, segment: Segment) -> None:
