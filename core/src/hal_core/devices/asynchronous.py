@@ -110,7 +110,11 @@ class AsyncDevice(StreamDevice):
     def send(self, span: Span, target: int, launch: Launch | None, stream: AsyncStream) -> RecordedEvent:
         """Upload a span to device address ``target``, launch the kernel that reads it, and fence it; return the event
         after both."""
-        event = self.events.take(stream)
+        try:
+            event = self.events.take(stream)
+        except BaseException:
+            self.staging.drop(span)
+            raise
         try:
             self.primitives.submit(span.address, target, span.nbytes, launch, stream.raw, event.raw)
         except BaseException:
