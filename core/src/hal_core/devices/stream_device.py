@@ -285,7 +285,10 @@ _dropped: deque[StreamDevice] = deque()
 def give_back_dropped() -> None:
     """Close those whose work is done, without waiting; the rest are checked when a device is opened or dropped."""
     for _ in range(len(_dropped)):
-        device = _dropped.popleft()
+        try:
+            device = _dropped.popleft()
+        except IndexError:  # a finalizer called this meanwhile, and took the rest
+            return
         try:
             over = all(event.done() for event in device.last.values())
         except HalError:  # It is faulty, and keeps its resources until its process ends.

@@ -51,19 +51,17 @@ class AsyncTicket(Ticket):
             return True
 
     def failure(self) -> BaseException | None:
-        if not self._looked and self._error is None and (self._event.passed or self.done()) and self._error is None:
+        event = self._event  # once: another thread that waits may put an EndedEvent in its place
+        if self._looked or self._error is not None or not (event.passed or self.done()):
+            return self._error
+        if self._error is None and isinstance(event, RecordedEvent):  # done() has not set one
             self._looked = True
-            error = self._find()
+            error = event.pool.health.fault or event.pool.error(event.raw)
             if error is not None:
                 self._fail(error)
-            elif isinstance(self._event, RecordedEvent):
-                self._event = EndedEvent(self._event)
+            else:
+                self._event = EndedEvent(event)
         return self._error
-
-    def _find(self) -> Exception | None:
-        """Return the error of the work, which is done now."""
-        pool = self._event.pool
-        return pool.health.fault or pool.error(self._event.raw)
 
     def _fail(self, error: Exception) -> None:
         pool = self._event.pool
