@@ -35,6 +35,8 @@ R = TypeVar("R")
 
 ADDRESSABLE = 2**47
 """Bytes that a process can address on x86_64; beyond it, libraries fail in various ways."""
+LONGEST_FILL = 1 << 31
+"""Bytes that one write resets at most, as a descriptor holds less than 4 GiB; a multiple of 8, the cycle of a fill."""
 
 
 class StateDevice(Protocol):
@@ -167,8 +169,9 @@ class SlotState:
         """Return a plan that writes every field of every slot to its reset value, and zeroes the headers."""
         builder = PlanBuilder(self.memory)
         for place in self.layout.fields.values():
-            value = place.field.dtype.storage.type(place.field.reset)
-            builder.fill(np.array([place.offset], np.int64), place.stride * self.sizes.num_slots, value)
+            value, nbytes = place.field.dtype.storage.type(place.field.reset), place.stride * self.sizes.num_slots
+            begins = np.arange(0, nbytes, LONGEST_FILL, np.int64)
+            builder.fill(place.offset + begins, np.minimum(nbytes - begins, LONGEST_FILL), value)
         for header in {*self.layout.headers.values()}:  # groups may share one
             builder.fill(np.array([header.offset], np.int64), HEADER_BYTES, np.uint8(0))
         return builder.build()
