@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -37,6 +37,10 @@ def together(groups, call):
     """Return the result of ``call(group, rank)`` on each rank; all ranks run at once."""
     with ThreadPoolExecutor(len(groups)) as pool:
         found = [pool.submit(call, group, rank) for rank, group in enumerate(groups)]
+        ended, waiting = wait(found, PATIENCE, FIRST_EXCEPTION)
+        if waiting or any(one.exception() for one in ended):
+            for group in groups:
+                group.abort()  # what waits for the rank that failed
         return [one.result(PATIENCE) for one in found]
 
 
@@ -101,6 +105,7 @@ def test_what_is_gathered_is_in_the_order_of_ranks(groups, count):
     made = groups(size)
     together(made, lambda group, rank: group.gather(room(given[rank]), room(rooms[rank]), 1))
     together(made, lambda group, rank: group.all_gather(room(given[rank]), room(rooms[size + rank])))
+    together(made, lambda group, rank: group.broadcast(room(np.zeros(1, np.float32)), 0))  # finds no rest of these
     expected = np.concatenate(given)
     assert [np.array_equal(one, expected) for one in rooms] == [not count, True, not count, True, True, True]
 
