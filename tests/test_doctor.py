@@ -8,7 +8,7 @@ from hal.cli import doctor as doctor_command
 from hal.cli import doctor_machine
 from hal.cli.doctor import scrubbed
 from hal.cli.opened import Ended
-from hal.discovery import installed
+from hal.discovery import Entry, installed
 
 from .device_listing import hal_command
 from .fixtures_plugins.builder import Site
@@ -91,6 +91,12 @@ def test_what_metadata_refuses_is_not_imported(site):
     assert {"paddle-hal-old", "paddle-hal-one", "paddle-hal-two"}.isdisjoint(site.imported())
     assert found["selected"] is None
     assert "twice" in found["why"]
+
+
+def test_metadata_that_cannot_be_read_is_broken_as_in_the_listing():
+    entry = Entry("?", "mychip", "1.0", "", problem="its metadata cannot be read: OSError: gone")
+    row = doctor_command._plugin(entry, (entry,), False, 1.0)
+    assert (row["status"], row["reason"]) == ("broken", entry.problem)
 
 
 def test_an_unavailable_device_is_no_finding_and_is_passed_over(site):
