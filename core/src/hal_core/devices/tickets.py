@@ -56,12 +56,16 @@ class AsyncTicket(Ticket):
             return self._error
         if self._error is None and isinstance(event, RecordedEvent):  # done() has not set one
             self._looked = True
-            error = event.pool.health.fault or event.pool.error(event.raw)
+            error = self._find(event)
             if error is not None:
                 self._fail(error)
             else:
                 self._event = EndedEvent(event)
         return self._error
+
+    def _find(self, event: RecordedEvent) -> Exception | None:
+        """Return the error of the work before an event that has passed."""
+        return event.pool.health.fault or event.pool.error(event.raw)
 
     def _fail(self, error: Exception) -> None:
         pool = self._event.pool

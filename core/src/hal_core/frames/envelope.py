@@ -123,7 +123,7 @@ def seal(kind: int, body: Part, *more: Part, session: int, sender: int, sequence
         )
     except struct.error as error:
         numbers = f"session {session}, sender {sender}, sequence {sequence}"
-        raise InvalidValue(f"the header cannot hold {numbers}: {error}", cure="unsigned, 64, 32, 64 bits") from error
+        raise InvalidValue(f"the header cannot hold {numbers}: {error}", cure="give whole numbers from 0") from error
     sealed = CHECKSUM.pack(crc32(head))
     return b"".join((head, sealed, body, *more, tail))
 

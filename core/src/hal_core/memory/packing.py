@@ -25,7 +25,11 @@ def _up(nbytes: int) -> int:
 
 
 class Packed(NamedTuple):
-    """The layout of a plan in its staging block; byte offsets and counts."""
+    """The layout of a plan in its staging block of ``nbytes``.
+
+    ``writes`` and ``records``: how many, of which each record has ``record_bytes``. The descriptors come first, the
+    rest at these byte offsets.
+    """
 
     nbytes: int
     writes: int

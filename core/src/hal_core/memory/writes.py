@@ -22,7 +22,11 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class SlotRuns:
-    """Rows of tensors for many writes. Neighbours are found once; their whole rows are written as one run."""
+    """Rows of tensors for many writes. Neighbours are found once; their whole rows are written as one run.
+
+    ``numbers``: the rows, int64 ``[slots]``, from ``lowest`` to ``highest`` (0, if that is outside). ``begins`` and
+    ``counts``: int64 ``[runs]``, the first row of each run and how many it has, at most ``longest``.
+    """
 
     __slots__ = ("begins", "counts", "highest", "longest", "lowest", "numbers")
 

@@ -108,7 +108,7 @@ class BroadcastChannel:
         builder = PlanBuilder(state.memory)
         builder.copy(np.array([begin], np.int64), HEADER_BYTES, np.zeros(HEADER_BYTES, np.uint8))
         self._writes = builder.build().writes
-        self._put: Callable[..., Ticket] | None = getattr(device, "put_bytes", None)
+        self._put: Callable[..., Ticket] | None = getattr(device, "put_bytes", None)  # a few bytes without a plan
         # If the host may touch the device's memory at any time, the header needs neither a plan nor a copy. They cost
         # 10 us a call each, as does everything that runs with cold caches right after a wait.
         touchable: memoryview | None = getattr(state.memory, "host_bytes", None)

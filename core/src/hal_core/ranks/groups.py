@@ -251,7 +251,8 @@ def _check_groups(wanted: Sequence[tuple[int, ...]], size: int) -> None:
                 argument="groups",
             )
     if len(wanted) > MOST_GROUPS:
-        raise InvalidValue(f"{len(wanted)} groups, but at most {MOST_GROUPS} can be opened at once", argument="groups")
+        what = f"{len(wanted)} groups, but at most {MOST_GROUPS} can be opened at once"
+        raise InvalidValue(what, cure="open them by several calls", argument="groups")
 
 
 atexit.register(close_groups)

@@ -79,8 +79,8 @@ class HostGroup:
         self._share(slices)
 
     def summing(self, array: np.ndarray[Any, Any]) -> Callable[[], None]:
-        """Return a call that makes a contiguous array the sum of those of all ranks, as :meth:`all_reduce` does, with a
-        third of its work a call. It may be made again as long as the array keeps its memory."""
+        """Return a call that makes a contiguous array the sum of those of all ranks, as :meth:`all_reduce` does, at a
+        third of its cost. It may be made again as long as the array keeps its memory."""
         part = _bytes(array)
         if len(part) > PIECE:
             return partial(self.all_reduce, part, dtype_of(array.dtype))

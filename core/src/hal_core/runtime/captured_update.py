@@ -67,7 +67,7 @@ class CapturedUpdate:
             )
         device.check_stream(stream)
         device.order_after_reads(stream, state.memory)
-        given = launch()
-        event = given if isinstance(given, type(found := device.event(stream))) else found
+        given, recorded = launch(), device.event(stream)
+        event = given if isinstance(given, type(recorded)) else recorded
         advanced(state, step, order, event)
         return device.replayed(event)

@@ -8,7 +8,7 @@ outside it. ``hooks`` is the device itself, or the device with its observers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ..slots.declared import Companion, StateField
 from ..slots.drafts import check_drafts, plan_drafts
 from ..slots.native_columns import native_of
 from ..slots.state import SlotState
-from ..slots.step import Step
+from ..slots.step import Int32s, Step
 from ..slots.tasks import Task, TaskBatch, check_tasks
 from ..tickets import DONE, Ticket
 
@@ -264,7 +264,7 @@ class Policy:
         return ticket
 
 
-def check_update(device: Device, state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
+def check_update(device: Device, state: SlotState, step: Step) -> Int32s:
     """Return the step's order for this state, after checking that this step may advance it."""
     _check_state(device, state)
     order = _check_step(state, step)
@@ -272,7 +272,7 @@ def check_update(device: Device, state: SlotState, step: Step) -> Any:  # noqa: 
     return order
 
 
-def advanced(state: SlotState, step: Step, order: Any, event: Event | None) -> None:  # noqa: ANN401 (an int32 array)
+def advanced(state: SlotState, step: Step, order: Int32s, event: Event | None) -> None:
     """Book that a step advances the state; ``event``: after the work of the step, None if that is done."""
     state.updates += 1
     state.drafts.advanced(step)
@@ -378,7 +378,7 @@ def _check_state(device: Device, state: SlotState) -> None:
         state.check_usable()
 
 
-def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
+def _check_step(state: SlotState, step: Step) -> Int32s:
     """Return the step's order for this state, after checking all bounds that the host knows (G21)."""
     order = step.order(state.name)
     state.check_slots(step.spans[state.name], "step")

@@ -96,6 +96,8 @@ class SlotState:
     - ``companions``: states of the same requests in the same memory (:mod:`hal_core.slots.companions`).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
     - ``taker``: the thread that takes steps' output (:meth:`take`), 0 before the first.
+    - ``unusable``: why the state must not be used again, "" while it may.
+    - ``scatter_map``, ``row_geometry``: the places of a request's record and rows, for plans.
 
     Views of the fields are device memory: framework operators must not be applied to them.
     """
@@ -170,7 +172,7 @@ class SlotState:
         builder = PlanBuilder(self.memory)
         for place in self.layout.fields.values():
             value, nbytes = place.field.dtype.storage.type(place.field.reset), place.stride * self.sizes.num_slots
-            begins = np.arange(0, nbytes, LONGEST_FILL, np.int64)
+            begins = np.arange(0, nbytes, LONGEST_FILL, dtype=np.int64)
             builder.fill(place.offset + begins, np.minimum(nbytes - begins, LONGEST_FILL), value)
         for header in {*self.layout.headers.values()}:  # groups may share one
             builder.fill(np.array([header.offset], np.int64), HEADER_BYTES, np.uint8(0))
