@@ -1,6 +1,7 @@
 """``hal doctor``: one line for each broken plugin, the machine's limits, and a report without secrets."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -95,8 +96,9 @@ def test_what_metadata_refuses_is_not_imported(site):
 
 def test_metadata_that_cannot_be_read_is_broken_as_in_the_listing():
     entry = Entry("?", "mychip", "1.0", "", problem="its metadata cannot be read: OSError: gone")
-    row = doctor_command._plugin(entry, (entry,), False, 1.0)
-    assert (row["status"], row["reason"]) == ("broken", entry.problem)
+    for entries in ((entry,), (entry, replace(entry, distribution="otherchip"))):
+        row = doctor_command._plugin(entry, entries, False, 1.0)
+        assert (row["status"], row["reason"]) == ("broken", entry.problem)
 
 
 def test_an_unavailable_device_is_no_finding_and_is_passed_over(site):

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hal.discovery import ALLOW_LIST, Entry, installed, same_name
+from hal.device_list import refused
+from hal.discovery import ALLOW_LIST, Entry, installed
 from hal.timeouts import TIMEOUTS
 
 from .console import fitted, shown
@@ -73,16 +74,8 @@ def _plugin(entry: Entry, entries: tuple[Entry, ...], step: bool, seconds: float
         "contract": verdict.range,
         "priority": entry.priority,
     }
-    if not entry.allowed:
-        cure = f"add {entry.distribution} to {ALLOW_LIST}"
-        return row | {"status": "excluded", "reason": f"{ALLOW_LIST} leaves it out", "cure": cure}
-    if sum(other.name == entry.name for other in entries if other.allowed) > 1:
-        error = same_name(entries, entry.name)
-        return row | {"status": "duplicate", "reason": error.what, "cure": error.cure}
-    if entry.problem:  # of metadata that cannot be read, which name no range either
-        return row | {"status": "broken", "reason": entry.problem, "cure": f"reinstall {entry.distribution}"}
-    if verdict.problem:
-        return row | {"status": "mismatch", "reason": verdict.problem, "cure": verdict.cure}
+    if refusal := refused(entry, verdict, entries):
+        return row | dict(zip(("status", "reason", "cure"), refusal, strict=True))
     ended = run_child("hal.cli.doctor_child", [PLUGIN, entry.name, "step" if step else ""], seconds)
     row |= ended.answer or {}
     stage = row.pop("stage", "its start")

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..errors import InvalidValue, OutOfMemory
+from ..memory.copies import Bytes
 from ..memory.packing import Packed
 from ..memory.plan import Buffer, WritePlan, runs_of
 from ..memory.writes import across
 from ..tickets import DONE, Ticket
-from .blocks import Bytes, MirroredBlock
+from .blocks import MirroredBlock
 from .primitives import Launch, PlanLaunch, Primitives
 from .retired_memory import DeviceMemory, SpanMemory
 from .ring_options import RingOptions

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
-from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidValue
+from ..memory.copies import Bytes
 from .events import RecordedEvent
 from .primitives import Primitives, StreamPrimitives
 from .staging import ALIGNMENT
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 KEPT = 16
 """Blocks of one size kept for later copies; a worker has a few copies in flight at once."""
 KEPT_BYTES = 32 << 20

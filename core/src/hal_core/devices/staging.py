@@ -11,17 +11,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import InvalidValue, OutOfMemory
+from ..memory.copies import Bytes
 
 if TYPE_CHECKING:
     from ..streams import Event
     from .ring_options import RingOptions
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ALIGNMENT = 256
 """Bytes; every span begins on such a boundary, which suits vector loads of any device."""
 THINNED = 64

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
-import numpy as np
-
-from ..memory.copies import CopyTicket
+from ..memory.copies import Bytes, CopyTicket
 from ..memory.views import ByteRange, Memory
 from ..tickets import Mode, Ticket
 from .blocks import Lease
 from .events import AsyncStream, EndedEvent, RecordedEvent
 from .retired_memory import SpanMemory
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class AsyncTicket(Ticket):

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from hal_core.memory.copies import Bytes
 from hal_core.memory.dtypes import UINT8
 from hal_core.memory.views import ByteRange, Memory, View
 from hal_core.tickets import Ticket
 
 if TYPE_CHECKING:
     from hal_core.streams import Stream
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Copies(Protocol):

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from .copies import Bytes
 from .packing import cut
 from .plan import Records, WritePlan, runs_of
 
 WIDTHS = (8, 4, 2, 1)
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Rows = np.ndarray[Any, np.dtype[np.void]]
 

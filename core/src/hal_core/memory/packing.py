@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .copies import Bytes
 from .plan import WRITE, Records, WritePlan, write_to_host
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 LONGEST_WRITE = 16 << 10
 """Bytes of a descriptor at most: a longer copy or fill is cut into several, which blocks of threads share."""
 

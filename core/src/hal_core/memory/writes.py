@@ -14,11 +14,9 @@ import numpy as np
 
 from ..errors import InvalidValue, ShapeMismatch
 from .dtypes import SCALAR_MAKERS
-from .plan import LONGEST, Buffer, PlanBuilder, WritePlan, check_lengths
+from .plan import LONGEST, Buffer, Ints, PlanBuilder, WritePlan, check_lengths
 from .values import host_array, prepare, prepare_array
 from .views import Memory, View
-
-Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class SlotRuns:

@@ -24,9 +24,10 @@ from ..slots.checks import problems
 from ..slots.companions import open_states, tasks_of_companion
 from ..slots.declared import Companion, StateField
 from ..slots.drafts import check_drafts, plan_drafts
+from ..slots.int_columns import Int32s
 from ..slots.native_columns import native_of
 from ..slots.state import SlotState
-from ..slots.step import Int32s, Step
+from ..slots.step import Step
 from ..slots.tasks import Task, TaskBatch, check_tasks
 from ..tickets import DONE, Ticket
 

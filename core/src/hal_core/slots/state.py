@@ -20,7 +20,7 @@ from .draft_book import DraftBook
 from .field_reader import CopiedFields, fields_of
 from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, StateConfig
 from .geometry import geometry_of_rows
-from .host_table import HostSlotTable
+from .host_table import HostSlotTable, Ints
 from .layout import StateLayout, lay_out
 from .native_columns import native_of
 from .tasks import Task, TaskBatch
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..streams import Event, Stream
     from ..tickets import Ticket
 
-Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
@@ -40,7 +39,8 @@ LONGEST_FILL = 1 << 31
 
 
 class StateDevice(Protocol):
-    """The part of a device that a state, its groups and outputs use; see :class:`hal_core.contract.device.Device`."""
+    """The part of a device that a state, its groups and outputs use; see :class:`hal_core.contract.device.Device`,
+    which is made of these modules and so cannot be imported here."""
 
     name: str
     index: int
