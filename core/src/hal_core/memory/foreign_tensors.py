@@ -58,7 +58,8 @@ def host_elements(tensor: Tensor, argument: str = "value") -> tuple[np.ndarray[A
     """Return a host tensor's elements as an array (bfloat16 as uint16), and their dtype; it may share the tensor's
     memory.
 
-    :raises InvalidValue: for a tensor on another device, or one that no array can describe.
+    :raises InvalidValue: for a tensor of torch's on another device (Paddle copies its own to the host), or one that no
+        array can describe.
     """
     check_plain(tensor, argument)
     dtype = dtype_of(str(tensor.dtype))
