@@ -131,7 +131,7 @@ class Policy:
     ) -> Ticket:
         """Check the whole batch (G8), order it after the slots' last readers (G28), write it, then book it."""
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks, native_of(device))
-        _check_state(device, state)
+        check_state(device, state)
         if not batch.requests:
             return DONE
         twin = state.host_table.twin
@@ -157,7 +157,7 @@ class Policy:
 
         If the group is lost before or during the call, the ticket raises (G16).
         """
-        _check_state(device, state)
+        check_state(device, state)
         if len(group.ranks) == 1:
             return DONE
         device.check_stream(stream)  # checked before counting: ranks identify broadcasts by their number
@@ -176,7 +176,7 @@ class Policy:
 
     def _open_group(self, device: Device, state: SlotState, group: Group) -> BroadcastChannel:
         """Compare the state's configuration on all ranks of the group, before its first broadcast (G14)."""
-        _check_state(device, state)
+        check_state(device, state)
         channel = BroadcastChannel(device, state, group, device.communicator(group))
         state.channels[group.ranks] = channel
         return channel
@@ -185,7 +185,7 @@ class Policy:
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
         """Copy the output, clean up after that copy on every rank (G18), then send on the first rank (G17)."""
-        _check_state(device, state)
+        check_state(device, state)
         order = _check_step(state, step)
         outbox = Outbox()
         first = step.group.is_first
@@ -253,7 +253,7 @@ class Policy:
     def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
         """Check that the drafts come in order and fit, and write them after the slots' last readers (G28), in one
         submission."""
-        _check_state(device, state)
+        check_state(device, state)
         _check_step(state, step)
         found = check_drafts(state, step, drafts)
         ticket: Ticket = DONE
@@ -267,7 +267,7 @@ class Policy:
 
 def check_update(device: Device, state: SlotState, step: Step) -> Int32s:
     """Return the step's order for this state, after checking that this step may advance it."""
-    _check_state(device, state)
+    check_state(device, state)
     order = _check_step(state, step)
     state.drafts.check_update(state.mirror, step)
     return order
@@ -370,7 +370,9 @@ def _ticket(result: object) -> Ticket:
 _tickets: set[type] = set()
 
 
-def _check_state(device: Device, state: SlotState) -> None:
+def check_state(device: Device, state: SlotState) -> None:
+    """Raise :class:`InvalidValue` for anything but a state of this device, :class:`StateUnusable` for an unusable
+    one."""
     if not isinstance(state, SlotState):
         raise InvalidValue(f"{type(state).__name__} is not a SlotState", cure="make a SlotState", argument="state")
     if state.device is not device:
