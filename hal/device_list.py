@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hal_core import ContractMismatch, HalError, trace_of
+from hal_core import HalError, trace_of
 
+from .contract import Verdict
 from .discovery import ALLOW_LIST, Entry, installed, load, probe, same_name
 
 Status = Literal["available", "unavailable", "broken", "mismatch", "duplicate", "excluded"]
@@ -36,11 +37,23 @@ class Listed:
 def devices() -> tuple[Listed, ...]:
     """Return every installed device, best priority first. A broken plugin is listed as broken and hides no other."""
     entries = installed()
-    allowed = [entry.name for entry in entries if entry.allowed]
-    return tuple(_listed(entry, entries, allowed.count(entry.name) > 1) for entry in entries)
+    return tuple(_listed(entry, entries) for entry in entries)
 
 
-def _listed(entry: Entry, entries: tuple[Entry, ...], claimed_twice: bool) -> Listed:
+def refused(entry: Entry, verdict: Verdict, entries: tuple[Entry, ...]) -> tuple[Status, str, str] | None:
+    """Return status, reason and cure of a device that its metadata alone refuses; None if its plugin may be
+    imported. ``verdict``: that on its contract range."""
+    if not entry.allowed:
+        return "excluded", f"{ALLOW_LIST} leaves it out", f"add {entry.distribution} to {ALLOW_LIST}"
+    if entry.problem:  # such metadata may give neither a name nor a range
+        return "broken", entry.problem, entry.error(entry.problem).cure
+    if sum(other.name == entry.name for other in entries if other.allowed) > 1:
+        error = same_name(entries, entry.name)
+        return "duplicate", error.what, error.cure
+    return ("mismatch", verdict.problem, verdict.cure) if verdict.problem else None
+
+
+def _listed(entry: Entry, entries: tuple[Entry, ...]) -> Listed:
     verdict = entry.verdict
 
     def row(status: Status, reason: str = "", cure: str = "", trace: str = "") -> Listed:
@@ -48,15 +61,10 @@ def _listed(entry: Entry, entries: tuple[Entry, ...], claimed_twice: bool) -> Li
             entry.name, entry.distribution, entry.version, verdict.range, entry.priority, status, reason, cure, trace
         )
 
-    if not entry.allowed:
-        return row("excluded", f"{ALLOW_LIST} leaves it out", f"add {entry.distribution} to {ALLOW_LIST}")
-    if claimed_twice:
-        error = same_name(entries, entry.name)
-        return row("duplicate", error.what, error.cure)
+    if refusal := refused(entry, verdict, entries):
+        return row(*refusal)
     try:
         answer = probe(entry, load(entry))
-    except ContractMismatch:
-        return row("mismatch", verdict.problem, verdict.cure)
     except HalError as error:
         return row("broken", error.what.removeprefix(f"{entry.who}: "), error.cure, trace_of(error))
     return row("available" if answer.available else "unavailable", answer.reason, answer.cure)

@@ -238,7 +238,7 @@ def load(entry: Entry) -> type[Plugin]:
 
     Raises :class:`PluginError` (of which :class:`ContractMismatch` is one) with the distribution and the cure.
     """
-    plugin = _import(entry)
+    plugin = load_maker(entry)
     if not (isinstance(plugin, type) and issubclass(plugin, Plugin)):
         raise entry.error(f"{entry.target} is not a class derived from hal_core.Plugin")
     if inspect.isabstract(plugin):
@@ -270,11 +270,6 @@ def load_and_make(entry: Entry, *arguments: object) -> object:
         raise entry.error(f"{entry.target} was not made", cure=cure, own=error) from error
 
 
-def load_maker(entry: Entry) -> object:
-    """Check the contract range of an entry and import its object. Raises :class:`PluginError`."""
-    return _import(entry)
-
-
 @contextmanager
 def _named_if_slow(entry: Entry, what: str) -> Iterator[None]:
     """Log which plugin is running if its code takes long: it runs in this process and may hang."""
@@ -290,8 +285,8 @@ def _named_if_slow(entry: Entry, what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _import(entry: Entry) -> object:
-    """Check the contract range of an entry, then import its object."""
+def load_maker(entry: Entry) -> object:
+    """Check the contract range of an entry and import its object. Raises :class:`PluginError`."""
     from stevedore.driver import DriverManager
 
     if entry.problem:

@@ -60,7 +60,7 @@ def open_device(
 
 
 @contextmanager
-def open_as_asked(
+def open_for_command(
     device: str | None, require: Mapping[str, str | bool], *, among: LocalRank | None = None
 ) -> Iterator[BoundDevice]:
     """As :func:`open_device`, for commands with ``--device`` and ``--require``, and closed at the end: errors name

@@ -10,6 +10,7 @@ from hal.cli import bench
 from .commands import LIBRARIES, Terminal
 
 WARM = LIBRARIES
+ZEROS = {part: {"p25": 0, "p50": 0, "p75": 0} for part in ("call_us", "done_us")}
 HOOKS = {"insert_tasks", "async_set_value", "save_output", "broadcast_tokens"}
 
 
@@ -47,6 +48,7 @@ def test_a_table_has_a_line_for_each_row(command):
         (None, "No such file or directory (give two files)"),
         ("{}", "is no result (make it with: hal bench --json > FILE)"),
         ('{"rows": [{"hook": 1}], "device": "x", "date": "y"}', "is no result (make it with"),
+        (json.dumps({"rows": [{"hook": "h", "size": "s", **ZEROS}], "device": "x", "date": "y"}), "is no result"),
         ('{"rows": [], "device": "x", "date": "y"}', "have no row in common (make both with one version"),
     ],
 )

@@ -1,6 +1,7 @@
 """``hal doctor``: one line for each broken plugin, the machine's limits, and a report without secrets."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from hal.cli import doctor as doctor_command
 from hal.cli import doctor_machine
 from hal.cli.doctor import scrubbed
 from hal.cli.opened import Ended
-from hal.discovery import installed
+from hal.discovery import Entry, installed
 
 from .device_listing import hal_command
 from .fixtures_plugins.builder import Site
@@ -91,6 +92,13 @@ def test_what_metadata_refuses_is_not_imported(site):
     assert {"paddle-hal-old", "paddle-hal-one", "paddle-hal-two"}.isdisjoint(site.imported())
     assert found["selected"] is None
     assert "twice" in found["why"]
+
+
+def test_metadata_that_cannot_be_read_is_broken_as_in_the_listing():
+    entry = Entry("?", "mychip", "1.0", "", problem="its metadata cannot be read: OSError: gone")
+    for entries in ((entry,), (entry, replace(entry, distribution="otherchip"))):
+        row = doctor_command._plugin(entry, entries, False, 1.0)
+        assert (row["status"], row["reason"]) == ("broken", entry.problem)
 
 
 def test_an_unavailable_device_is_no_finding_and_is_passed_over(site):

@@ -133,6 +133,13 @@ def test_a_checked_step_names_the_primitive(sync_device, command):
     assert line == f"{sync_device}: one step failed: {message(sync_device, '_allocate')}"
 
 
+def test_a_measurement_names_the_primitive(sync_device, command):
+    done = command("bench", sync_device, "--rounds", "10")
+    assert done.status == 2
+    assert done.err.splitlines()[-1] == f"hal: error: {message(sync_device, '_allocate')}"
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.parametrize("device", ["stream_destroy"], indirect=True)
 def test_a_check_names_the_primitive_that_closing_needs(device, command):
     (line,) = [one for one in json.loads(command("doctor", "--json").out)["findings"] if one.startswith(device)]

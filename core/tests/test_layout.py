@@ -1,15 +1,19 @@
 """The slot table and its layout: groups are slices, places do not overlap, different tables have different digests."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hal_core.devices.cpu import CpuPlugin
+from hal_core.devices.cpu.device import CpuDevice
 from hal_core.errors import InvalidValue
 from hal_core.memory.views import ByteRange
 from hal_core.runtime.bound import bind
 from hal_core.slots.fields import GROUPS, HEADER_BYTES, STATE_TABLE, StateConfig
 from hal_core.slots.layout import ALIGNMENT, lay_out
+from hal_core.slots.state import SlotState
+from hal_core.tickets import DONE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +72,26 @@ def test_the_state_takes_what_its_table_adds_up_to():
     layout = lay_out(chosen)
     wanted = sum(f.dtype.itemsize * chosen.width(f.width) * chosen.num_slots for f in STATE_TABLE)
     assert wanted <= layout.nbytes <= wanted + 64 * len(STATE_TABLE) + 2 * HEADER_BYTES
+
+
+def test_a_state_may_have_fields_of_more_than_one_write_can_fill():
+    class Roomy(CpuDevice):
+        """A device with room for any state, which executes no plan."""
+
+        def allocate(self, nbytes):
+            return SimpleNamespace(nbytes=nbytes, address=0, device=self)
+
+        def submit(self, plan, stream):
+            plans.append(plan)
+            return DONE
+
+    plans = []
+    sizes = StateConfig(num_slots=512, max_model_len=1 << 20)
+    tokens = SlotState(Roomy(0, {}), sizes).layout.fields["token_ids"]
+    begins = [write["dst"] for write in plans[0].writes if write["dst"] >= tokens.offset]
+    lengths = [int(write["nbytes"]) for write in plans[0].writes if write["dst"] >= tokens.offset]
+    assert sum(lengths) == tokens.stride * sizes.num_slots == 1 << 32
+    assert begins == [tokens.offset, tokens.offset + lengths[0]]
 
 
 @pytest.mark.parametrize("name", ["num_slots", "max_model_len", "block_size", "max_eos"])

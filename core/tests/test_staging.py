@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hal_core.devices.ring_options import RingOptions
 from hal_core.devices.staging import ALIGNMENT, CALM, StagingRing
-from hal_core.errors import InvalidValue
+from hal_core.errors import InvalidValue, OutOfMemory
 
 KB = 1024
 
@@ -24,12 +24,14 @@ class Latch:
 
 
 class Host:
-    """Staging memory that counts its allocations."""
+    """Staging memory that counts its allocations, and has ``room`` for so many bytes."""
 
     def __init__(self):
-        self.live = 0
+        self.live, self.room = 0, 1 << 30
 
     def allocate(self, nbytes):
+        if self.live + nbytes > self.room:
+            raise OutOfMemory("no room")
         self.live += nbytes
         return HostBlock(self, nbytes)
 
@@ -39,9 +41,9 @@ class HostBlock:
         self.host, self.buffer, self.address, self.released = host, np.zeros(nbytes, np.uint8), id(self), False
 
     def release(self):
-        assert not self.released
-        self.released = True
-        self.host.live -= len(self.buffer)
+        if not self.released:
+            self.released = True
+            self.host.live -= len(self.buffer)
 
 
 def test_g03_a_full_ring_waits_for_its_oldest_entry_alone():
@@ -87,3 +89,18 @@ def test_a_span_without_a_fence_is_an_error_of_the_device():
         ring.take(10)
     ring.drop(span)
     assert ring.take(10).begin == 0
+
+
+def test_a_ring_whose_allocation_fails_hands_out_no_memory_that_it_gave_back():
+    host = Host()
+    ring = StagingRing(host.allocate, RingOptions(ring_start=KB, ring_limit=4 * KB))
+    ring.fence(ring.take(KB), Latch())
+    ring.fence(ring.take(2 * KB), Latch())  # beside the first segment, which leaves too little of the limit
+    host.room = 3 * KB
+    with pytest.raises(OutOfMemory):
+        ring.take(4 * KB)
+    span = ring.take(100)
+    assert not span.segment.block.released
+    ring.fence(span, Latch())
+    ring.close()
+    assert host.live == 0

@@ -108,7 +108,7 @@ def test_g05_a_column_of_a_wider_tensor_is_written_row_by_row():
 
 
 @pytest.mark.parametrize(
-    ("values", "lengths"), [([1, 2, 3], [1, 1]), ([1, 2], [1, 1, 0]), ([[1], [2]], [1, 1])], ids=str
+    ("values", "lengths"), [([1, 2, 3], [1, 1]), ([1, 2], [1, 1, 0]), ([[1], [2]], [1, 1]), ([1, 2], [3, -1])], ids=str
 )
 def test_g26_rows_and_lengths_that_do_not_fit_are_refused(values, lengths):
     view = View.contiguous(Block(), 0, (SLOTS, WIDTH), INT64)

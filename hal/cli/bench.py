@@ -45,7 +45,7 @@ def command(
             raise InvalidValue("nothing is measured with --compare", cure="leave it out", argument=given)
         _compare(*[_read(file) for file in compare])
         return
-    with failures.as_typed(name="NAME"), signals.noted(), logs.printed(logs.level()):
+    with failures.as_typed(**{"--device": "NAME"}), signals.noted(), logs.printed(logs.level()):
         found = _measured(name, rounds)
     if as_json:
         print(json.dumps(found))
@@ -56,11 +56,11 @@ def command(
 
 def _measured(name: str | None, rounds: int) -> dict[str, Any]:
     """Return the result for a device, which is opened for it."""
-    from hal import open_device
+    from hal.opening import open_for_command
 
     from .versions import lines
 
-    with open_device(name) as bound:
+    with open_for_command(name, {}) as bound:
         cases = list(_cases(bound))
         times: dict[tuple[str, str], list[tuple[float, float]]] = {(hook, size): [] for hook, size, _ in cases}
         for number in range(-3, rounds):  # the first ones warm up
@@ -151,11 +151,11 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         for row in found["rows"]:
-            _ = row["hook"], row["size"], *(row[part][one] for _, part in _COLUMNS for one in ("p25", "p50", "p75"))
+            _ = row["hook"], row["size"], *(1 / row[part][one] for _, part in _COLUMNS for one in ("p25", "p50", "p75"))
         _ = found["device"], found["date"]
     except OSError as error:
         raise InvalidValue(f"{file}: {error.strerror}", cure="give two files", argument="--compare") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         cure = "make it with: hal bench --json > FILE"
         raise InvalidValue(f"{file} is no result", cure=cure, argument="--compare") from error
     result: dict[str, Any] = found

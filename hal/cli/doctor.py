@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hal.discovery import ALLOW_LIST, Entry, installed, same_name
+from hal.device_list import refused
+from hal.discovery import ALLOW_LIST, Entry, installed
 from hal.timeouts import TIMEOUTS
 
 from .console import fitted, shown
@@ -73,16 +74,8 @@ def _plugin(entry: Entry, entries: tuple[Entry, ...], step: bool, seconds: float
         "contract": verdict.range,
         "priority": entry.priority,
     }
-    if not entry.allowed:
-        cure = f"add {entry.distribution} to {ALLOW_LIST}"
-        return row | {"status": "excluded", "reason": f"{ALLOW_LIST} leaves it out", "cure": cure}
-    if sum(other.name == entry.name for other in entries if other.allowed) > 1:
-        error = same_name(entries, entry.name)
-        return row | {"status": "duplicate", "reason": error.what, "cure": error.cure}
-    if verdict.problem:
-        return row | {"status": "mismatch", "reason": verdict.problem, "cure": verdict.cure}
-    if entry.problem:
-        return row | {"status": "broken", "reason": entry.problem, "cure": f"reinstall {entry.distribution}"}
+    if refusal := refused(entry, verdict, entries):
+        return row | dict(zip(("status", "reason", "cure"), refusal, strict=True))
     ended = run_child("hal.cli.doctor_child", [PLUGIN, entry.name, "step" if step else ""], seconds)
     row |= ended.answer or {}
     stage = row.pop("stage", "its start")
@@ -187,9 +180,9 @@ def scrubbed(value: Any) -> Any:  # noqa: ANN401 (any part of the report)
     if not isinstance(value, str):
         return value
     text = value
-    for name, value in os.environ.items():
-        if _SECRETS.search(name) and len(value) > 3:
-            text = text.replace(value, "***")
+    for name, secret in os.environ.items():
+        if _SECRETS.search(name) and len(secret) > 3:
+            text = text.replace(secret, "***")
     home = os.path.expanduser("~")
     if len(home) > 1:
         text = re.sub(f"{re.escape(home)}(?!{_NAME})", "~", text)  # another user's name may begin with this one's

@@ -3,10 +3,14 @@
 import gc
 import os
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
 from blocks_of_latched import RING, drain, write
+from hal_core.devices import stream_device
+from hal_core.devices.events import RecordedEvent
+from hal_core.devices.tickets import AsyncTicket
 from hal_core.errors import DeviceClosed, GroupLost, HalError
 from hal_core.memory.plan import PlanBuilder
 from hal_core.memory.views import ByteRange
@@ -143,6 +147,74 @@ def test_finalizers_of_other_threads_call_no_primitive(device):
     device.allocate(8)
     assert device.primitives.destroyed == 4, "two streams, each with the one beside it"
     assert device.primitives.threads == {threading.get_ident()}
+
+
+class Meanwhile(RecordedEvent):
+    """An event that has passed, or not; ``other`` is what another thread does when it is first looked at."""
+
+    __slots__ = ("has_passed", "other")
+
+    @classmethod
+    def of(cls, device, *, passed):
+        event = cls.__new__(cls)
+        event.has_passed, event.other = passed, None
+        event.__init__(device.events, device.primitives.event_create(), -1)
+        return event
+
+    @property
+    def passed(self):
+        other, self.other = self.other, None
+        if other is not None:
+            other()
+        return self.has_passed
+
+    @passed.setter
+    def passed(self, _):
+        pass
+
+
+def test_a_finalizer_of_another_thread_may_meet_a_stream_that_is_new(device):
+    memory = device.allocate(64)
+    event = device.last[-1] = Meanwhile.of(device, passed=False)
+    event.other = lambda: device.last.setdefault(-2, Meanwhile.of(device, passed=True))
+    blocks = len(device.primitives.blocks)
+    del memory
+    event.has_passed = True
+    device.allocate(8)
+    assert len(device.primitives.blocks) == blocks, "the memory was not given back"
+    device.last.clear()
+
+
+def test_two_threads_that_ask_a_ticket_for_its_failure_ask_for_the_same_event(device, monkeypatch):
+    events = []
+    monkeypatch.setattr(device.events, "error", events.append)
+    event = Meanwhile.of(device, passed=True)
+    ticket = AsyncTicket(event)
+    event.other = ticket.failure
+    assert ticket.failure() is None
+    assert {*events} == {event.raw}
+
+
+def test_a_device_that_is_dropped_while_others_are_given_back_hinders_none(monkeypatch):
+    close, primitives = LatchedDevice.close, []
+
+    def closing(device):
+        close(device)
+        stream_device.give_back_dropped()  # as a finalizer of another device does
+
+    monkeypatch.setattr(LatchedDevice, "close", closing)
+    monkeypatch.setattr(stream_device, "_dropped", deque())  # without those of other tests
+    for number in range(2):
+        device = LatchedDevice(number, **RING)
+        write(device, device.allocate(64), 1)
+        primitives.append(device.primitives)
+        del device
+    gc.collect()
+    for one in primitives:
+        for line in one.lines:
+            one.run(line)
+    stream_device.give_back_dropped()
+    assert [one.blocks for one in primitives] == [{}, {}]
 
 
 def test_the_childs_copy_after_a_fork_refuses_and_gives_nothing_back(device):

@@ -40,7 +40,7 @@ def terms(sizes=SIZES, name="target", ranks=(0, 1), version=None, kept=False):
     """Return what a rank of a group has to agree about."""
     with pytest.MonkeyPatch.context() as patch, bind(CpuDevice(0, {})) as device:
         if version:
-            patch.setattr(channel, "contract_version", lambda: version)
+            patch.setattr(channel, "core_version", lambda: version)
         state = device.state(sizes, name=name, fields=[StateField("own", "float32", kept=kept)])
         return channel.shared_config_of(state, Group(ranks, 0)).block()
 

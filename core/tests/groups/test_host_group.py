@@ -2,10 +2,13 @@
 
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hal_core.devices import HostCommunicator
+from hal_core.group import ALONE
 from hal_core.memory.dtypes import BFLOAT16, DTYPES, FLOAT32, bfloat16_to_float32, dtype_of, float_to_bfloat16
 from hal_core.ranks.host_group import FRAME, LARGE, PIECE, HostGroup
 
@@ -37,6 +40,10 @@ def together(groups, call):
     """Return the result of ``call(group, rank)`` on each rank; all ranks run at once."""
     with ThreadPoolExecutor(len(groups)) as pool:
         found = [pool.submit(call, group, rank) for rank, group in enumerate(groups)]
+        ended, waiting = wait(found, PATIENCE, FIRST_EXCEPTION)
+        if waiting or any(one.exception() for one in ended):
+            for group in groups:
+                group.abort()  # what waits for the rank that failed
         return [one.result(PATIENCE) for one in found]
 
 
@@ -101,8 +108,18 @@ def test_what_is_gathered_is_in_the_order_of_ranks(groups, count):
     made = groups(size)
     together(made, lambda group, rank: group.gather(room(given[rank]), room(rooms[rank]), 1))
     together(made, lambda group, rank: group.all_gather(room(given[rank]), room(rooms[size + rank])))
+    together(made, lambda group, rank: group.broadcast(room(np.zeros(1, np.float32)), 0))  # finds no rest of these
     expected = np.concatenate(given)
     assert [np.array_equal(one, expected) for one in rooms] == [not count, True, not count, True, True, True]
+
+
+@pytest.mark.parametrize("block", [b"", b"abc"])
+def test_blocks_of_any_size_are_exchanged(block):
+    def watched(call, *arguments):
+        call(*arguments)
+
+    group = SimpleNamespace(ranks=(0,), process_group=HostGroup(0, {}), watched=watched)
+    assert HostCommunicator(ALONE, group, bytes).exchange(block) == {0: block}
 
 
 @pytest.mark.parametrize("count", SIZES)

@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hal_core.devices import HeldPort, join_world
 from hal_core.errors import GroupLost, InvalidValue
+from hal_core.group import ALONE
 from hal_core.ranks import job
+from hal_core.ranks.groups import opened
 
 PATIENCE = 60.0
 
@@ -120,6 +122,25 @@ def test_what_a_process_of_no_job_lacks_is_named(monkeypatch):
     with pytest.raises(InvalidValue, match=r"PADDLE_TRAINER_ID, .* not set") as raised:
         join_world()
     assert "hal run" in raised.value.cure
+
+
+@pytest.mark.parametrize("given", [("one", "2", "10.0.0.1:5"), ("1", "", "10.0.0.1:5"), ("1", "2", "10.0.0.1")])
+def test_variables_that_describe_no_job_are_named(monkeypatch, given):
+    for name, value in zip(job._VARIABLES, (*given, "10.0.0.1:6"), strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidValue, match="PADDLE_TRAINERS_NUM"):
+        join_world()
+
+
+@pytest.mark.parametrize(("endpoint", "host"), [("[::1]:5", "::1"), ("127.0.0.1:5", "127.0.0.1"), (":5", "127.0.0.1")])
+def test_a_rank_listens_at_its_own_address(monkeypatch, endpoint, host):
+    monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", endpoint)
+    assert job.own_host() == host
+
+
+def test_a_group_of_one_rank_has_no_collectives():
+    with pytest.raises(InvalidValue, match=r"the group \(0,\) has one rank"):
+        opened(ALONE)
 
 
 WORKER = """

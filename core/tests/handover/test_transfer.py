@@ -1,12 +1,16 @@
 """A handover over an in-memory wire: its normal course, and every other way in which it ends."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
-from hal_core import InvalidValue
+from hal_core import HalError, InvalidValue
 from hal_core.handover import Arrived, PeerLost, Rejected
+from hal_core.handover.device_blocks import AllOf, DeviceBlocks
 from hal_core.handover.messages import Blocks, Seal, pack, unpack
+from hal_core.tickets import PromiseTicket
 
-from core.tests.handover.pairs import BLOCK_BYTES, FACTS, LateCache, Pair, hand_over, key
+from core.tests.handover.pairs import BLOCK_BYTES, BLOCKS, FACTS, Clock, LateCache, Pair, hand_over, key
 
 
 @pytest.fixture
@@ -210,3 +214,43 @@ def test_bytes_that_are_no_message_are_skipped(pair):
     handover = hand_over(pair)
     pair.look()
     assert pair.d.events == [Arrived(key(), handover)] == pair.p.events
+
+
+class LateDevice:
+    """A device whose writes end when the test lets them."""
+
+    deadline, default_stream = None, None
+
+    def __init__(self):
+        self.tickets = []
+
+    def async_set_value(self, *, target, value, stream):
+        self.tickets.append(PromiseTicket("async"))
+        return self.tickets[-1]
+
+
+def test_an_error_of_a_write_ends_the_handover_and_is_not_raised_again_by_the_device():
+    device = LateDevice()
+    cache = DeviceBlocks(device, SimpleNamespace(nbytes=BLOCKS * BLOCK_BYTES), BLOCKS, BLOCK_BYTES, FACTS)
+    pair = Pair(d_cache=cache)
+    hand_over(pair)
+    pair.look()
+    for ticket in device.tickets:
+        ticket.complete(HalError("page fault"))
+    pair.look()
+    assert pair.d.events == [Rejected(key(), "the blocks could not be written: page fault")]
+    assert all(ticket.observed for ticket in device.tickets)
+
+
+def test_the_ticket_of_several_writes_waits_for_all_of_them_together(monkeypatch):
+    class Slow(PromiseTicket):
+        def _block(self, timeout):
+            limits.append(timeout)
+            clock.now += 3.0
+            self.complete()
+            return True
+
+    limits, clock = [], Clock()
+    monkeypatch.setattr("hal_core.handover.device_blocks.monotonic", clock)
+    AllOf([Slow("async") for _ in range(3)]).wait(5.0)
+    assert limits == [5.0, 2.0, 0.0]

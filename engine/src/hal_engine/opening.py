@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hal_core import HalError, InvalidValue, OutputRecord, Sink
 
 from hal.cli.failures import of_option
-from hal.opening import open_as_asked
+from hal.opening import open_for_command
 from hal_engine.engine import Engine, Limits
 from hal_engine.engine.handed import HandedSink
 from hal_engine.model.config import read_config
@@ -105,7 +105,7 @@ def check_runner(setup: EngineOptions) -> None:
 def _here(
     setup: EngineSetup, on_record: Callable[[OutputRecord], object], host: Host, record: Path | None
 ) -> Iterator[Opened]:
-    with open_as_asked(setup.device, setup.require) as device, ExitStack() as stack:
+    with open_for_command(setup.device, setup.require) as device, ExitStack() as stack:
         if record is not None:
             stack.enter_context(_recorded(record, device))
         stack.enter_context(traced(setup.trace, device, "engine"))

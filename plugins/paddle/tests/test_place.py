@@ -158,6 +158,7 @@ def test_the_pieces_of_a_plan_are_the_plan():
     for piece in pieces:
         apply_to_host(piece, parts)
     assert len(pieces) > 3
+    assert max(int(piece.writes["nbytes"].sum()) for piece in pieces) <= 20_000
     assert (at_once == parts).all()
 
 

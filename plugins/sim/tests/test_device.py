@@ -57,7 +57,7 @@ class MakesStreamsLate(SimDevice):
 
     def copy_out(self, memory, parts, stream):
         stream = self.own_stream(stream)
-        stream.copy_stream = self._made()
+        stream.copy_stream = self._new_stream()
         return super().copy_out(memory, parts, stream)
 
 

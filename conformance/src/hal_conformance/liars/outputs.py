@@ -279,7 +279,8 @@ def another_next_token(call: Call) -> None:
 
 def restart_prefills(call: Call) -> None:
     state = call.state
-    slots = [slot for slot in range(state.sizes.num_slots) if state.host_table.role(slot) is SplitRole.PREFILL]
+    held = enumerate(state.host_table.requests)
+    slots = [slot for slot, request in held if request is not None and request.role is SplitRole.PREFILL]
     places = [state.layout.fields[name] for name in ("accept_num", "stop_reason")]
     parts = [ByteRange(place.offset + slot * place.stride, 4) for slot in slots for place in places]
     copied = call.me.copy_out(state.memory, parts, call.stream)

@@ -61,7 +61,8 @@ class Capabilities:
         object.__setattr__(self, "fallbacks", MappingProxyType(dict(self.fallbacks)))
 
     def check(self, require: Mapping[str, str | bool], device: str) -> None:
-        """Check requirements: ``require`` maps a hook to "async" or "sync", or a capability to its value.
+        """Check requirements: ``require`` maps a hook to "async", which one with a fallback does not fulfil, or "sync",
+        which all do, or a capability to its value.
 
         Raises :class:`CapabilityMissing` with the device's own reason, or :class:`InvalidValue` for an unknown key.
         """

@@ -51,8 +51,8 @@ def broadcast_tokens(device: Device, state: SlotState, group: Group, stream: Str
       ranks agree for plain and speculative steps. The list is data, in the slot table; the source is ``group.source``.
     - G14: each call is one collective of fixed size, however many fields, over one slice of the state. The slice begins
       with a 64-byte header (digest of the shared configuration, number of the broadcast, updates of the state) that is
-      checked when the ticket completes. On a mismatch the state is marked
-      unusable, the ticket raises, and no output of that step is sent.
+      checked when the ticket completes. On a mismatch the state is marked unusable, the ticket raises, and no output of
+      that step is sent.
     - G15: a group of one communicates nothing; the plugin is then not called.
     - G16: a lost or hung peer gives an error on every surviving rank within the timeout that was set.
 

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..errors import InvalidValue, OutOfMemory
+from ..memory.copies import Bytes
 from ..memory.packing import Packed
 from ..memory.plan import Buffer, WritePlan, runs_of
 from ..memory.writes import across
 from ..tickets import DONE, Ticket
-from .blocks import Bytes, MirroredBlock
+from .blocks import MirroredBlock
 from .primitives import Launch, PlanLaunch, Primitives
 from .retired_memory import DeviceMemory, SpanMemory
 from .ring_options import RingOptions
@@ -110,7 +111,11 @@ class AsyncDevice(StreamDevice):
     def send(self, span: Span, target: int, launch: Launch | None, stream: AsyncStream) -> RecordedEvent:
         """Upload a span to device address ``target``, launch the kernel that reads it, and fence it; return the event
         after both."""
-        event = self.events.take(stream)
+        try:
+            event = self.events.take(stream)
+        except BaseException:
+            self.staging.drop(span)
+            raise
         try:
             self.primitives.submit(span.address, target, span.nbytes, launch, stream.raw, event.raw)
         except BaseException:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 from collections import deque
-from typing import Any
 
 import numpy as np
 
 from ..errors import InvalidValue
+from ..memory.copies import Bytes
 from .events import RecordedEvent
 from .primitives import Primitives, StreamPrimitives
 from .staging import ALIGNMENT
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 KEPT = 16
 """Blocks of one size kept for later copies; a worker has a few copies in flight at once."""
 KEPT_BYTES = 32 << 20
@@ -51,24 +50,24 @@ class HostBlock:
 class MirroredBlock(HostBlock):
     """A host block with device memory of the same size at ``mirror``, for uploads that a kernel reads."""
 
-    __slots__ = ("_memory", "mirror")
+    __slots__ = ("_unfreed", "mirror")
 
     def __init__(self, primitives: Primitives, nbytes: int) -> None:
         super().__init__(primitives, nbytes)
-        self._memory: Primitives | None = None
+        self._unfreed: Primitives | None = None  # those that free the mirror, until then
         try:
             self.mirror = primitives.allocate(nbytes)
         except BaseException:
             self.release()
             raise
-        self._memory = primitives
+        self._unfreed = primitives
 
     def release(self) -> None:
-        """Release host and device memory."""
+        """Release host and device memory. Idempotent."""
         super().release()
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            memory.free(self.mirror)
+        primitives, self._unfreed = self._unfreed, None
+        if primitives is not None:
+            primitives.free(self.mirror)
 
 
 _sizes: dict[int, int] = {}

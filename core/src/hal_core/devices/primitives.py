@@ -186,8 +186,8 @@ class StreamPrimitives(ABC):
 
 
 class Primitives(StreamPrimitives):
-    """Memory, copies and launches besides: all primitives that :class:`hal_core.devices.asynchronous.AsyncDevice`
-    needs."""
+    """All primitives that :class:`hal_core.devices.asynchronous.AsyncDevice` needs: also memory, copies and
+    launches."""
 
     # -- device memory ------------------------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class DeviceMemory:
         if self._free is None and self.keep is None:
             return
         # work that uses it was queued before now, so before the stream's last event
-        events = [event for event in self.device.last.values() if not event.passed]
+        events = [event for event in [*self.device.last.values()] if not event.passed]  # copied: another thread may add
         if self._free is None:
             self.device.retired.keep(events, self.keep)
         else:

@@ -11,17 +11,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Protocol
 
 from ..errors import InvalidValue, OutOfMemory
+from ..memory.copies import Bytes
 
 if TYPE_CHECKING:
     from ..streams import Event
     from .ring_options import RingOptions
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 ALIGNMENT = 256
 """Bytes; every span begins on such a boundary, which suits vector loads of any device."""
 THINNED = 64
@@ -40,7 +38,7 @@ class Block(Protocol):
     def address(self) -> int: ...
 
     def release(self) -> None:
-        """Release the memory."""
+        """Release the memory. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ class StagingRing:
     def _make_room(self, size: int) -> int:
         """Grow if the limit allows it, else wait for the oldest entries."""
         self._release_drained()
-        wanted = self._segment.size * 2
+        wanted = max(self._segment.size * 2, ALIGNMENT)
         while wanted < size:
             wanted *= 2
         wanted = min(wanted, self.limit - self.held)
@@ -203,8 +201,10 @@ class StagingRing:
             while segment.entries:
                 self._await(segment)
         self._release_drained()
+        wanted = max(size, min(self.limit, self._segment.size * 2))
         self._segment.block.release()
-        self._segment = Segment(self._allocate(max(size, min(self.limit, self._segment.size * 2))))
+        self._segment.size = 0  # nothing is placed in it again, also if this allocation fails
+        self._segment = Segment(self._allocate(wanted))
         return 0
 
     def _await(self, segment: Segment) -> None:

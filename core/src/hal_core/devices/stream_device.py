@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from .staging import StagingRing
 
 SPARES = 4
-"""Streams made with the device, for copies beside streams of frameworks that a hook sees first."""
+"""Streams made with the device for copies out of the work of a framework's streams: a hook that meets such a stream
+first must make none, as a driver may wait for work under way then."""
 EVENTS, OUTPUTS = 64, 4
 """Events made with the device; blocks of host memory made with a state, for outputs under way at once."""
 P = ParamSpec("P")
@@ -94,8 +95,8 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         self.copy_type: type[AsyncCopy] = QuietCopy if self.raises_faults else AsyncCopy
         self._wrapped: dict[int, AsyncStream] = {}
         self._main: AsyncStream | None = None
-        self.upload_stream = self._made()  # for uploads that run beside all other work and are waited for
-        self._spares = [self._made() for _ in range(SPARES)]
+        self.upload_stream = self._new_stream()  # for uploads that run beside all other work and are waited for
+        self._spares = [self._new_stream() for _ in range(SPARES)]
         _open.add(self)
         give_back_dropped()
 
@@ -122,12 +123,12 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    def _made(self, copy_stream: AsyncStream | None = None) -> AsyncStream:
+    def _new_stream(self, copy_stream: AsyncStream | None = None) -> AsyncStream:
         return AsyncStream(self.events, self.events.primitives.stream_create(), owned=True, copy_stream=copy_stream)
 
     def stream(self) -> AsyncStream:
         """Create a stream, with the one beside it, released when unreferenced."""
-        return self._made(self._made())
+        return self._new_stream(self._new_stream())
 
     @property
     def default_stream(self) -> Stream:
@@ -162,7 +163,7 @@ class StreamDevice(DeviceBase, metaclass=_Opening):
         once."""
         found = self._wrapped.get(handle)
         if found is None:
-            copy_stream = self._spares.pop() if self._spares else self._made()
+            copy_stream = self._spares.pop() if self._spares else self._new_stream()
             found = self._wrapped[handle] = AsyncStream(self.events, find(), owned=False, copy_stream=copy_stream)
         return found
 
@@ -285,7 +286,10 @@ _dropped: deque[StreamDevice] = deque()
 def give_back_dropped() -> None:
     """Close those whose work is done, without waiting; the rest are checked when a device is opened or dropped."""
     for _ in range(len(_dropped)):
-        device = _dropped.popleft()
+        try:
+            device = _dropped.popleft()
+        except IndexError:  # a finalizer called this meanwhile, and took the rest
+            return
         try:
             over = all(event.done() for event in device.last.values())
         except HalError:  # It is faulty, and keeps its resources until its process ends.

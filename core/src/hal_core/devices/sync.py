@@ -48,11 +48,8 @@ class SyncStream:
         :raises TicketTimeout: if it has not passed when a call may not wait any longer.
         """
         if not event.wait(TIMEOUTS.ring):
-            what, cure = (
-                f"an event of another device has not passed after {TIMEOUTS.ring:g} s",
-                "find out what holds it",
-            )
-            raise TicketTimeout(what, cure=cure)
+            what = f"an event of another device has not passed after {TIMEOUTS.ring:g} s"
+            raise TicketTimeout(what, cure="find out what holds it")
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Return at once."""

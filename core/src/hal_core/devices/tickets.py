@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
-import numpy as np
-
-from ..memory.copies import CopyTicket
+from ..memory.copies import Bytes, CopyTicket
 from ..memory.views import ByteRange, Memory
 from ..tickets import Mode, Ticket
 from .blocks import Lease
 from .events import AsyncStream, EndedEvent, RecordedEvent
 from .retired_memory import SpanMemory
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class AsyncTicket(Ticket):
@@ -51,19 +46,21 @@ class AsyncTicket(Ticket):
             return True
 
     def failure(self) -> BaseException | None:
-        if not self._looked and self._error is None and (self._event.passed or self.done()) and self._error is None:
+        event = self._event  # once: another thread that waits may put an EndedEvent in its place
+        if self._looked or self._error is not None or not (event.passed or self.done()):
+            return self._error
+        if self._error is None and isinstance(event, RecordedEvent):  # done() has not set one
             self._looked = True
-            error = self._find()
+            error = self._find(event)
             if error is not None:
                 self._fail(error)
-            elif isinstance(self._event, RecordedEvent):
-                self._event = EndedEvent(self._event)
+            else:
+                self._event = EndedEvent(event)
         return self._error
 
-    def _find(self) -> Exception | None:
-        """Return the error of the work, which is done now."""
-        pool = self._event.pool
-        return pool.health.fault or pool.error(self._event.raw)
+    def _find(self, event: RecordedEvent) -> Exception | None:
+        """Return the error of the work before an event that has passed."""
+        return event.pool.health.fault or event.pool.error(event.raw)
 
     def _fail(self, error: Exception) -> None:
         pool = self._event.pool

@@ -36,7 +36,10 @@ def update_by_copy(device: StateDevice, state: SlotState, step: Step, stream: St
         data = np.ascontiguousarray(fields[name][changed]).view(np.uint8).reshape(-1)
         builder.copy(place.offset + changed * place.stride, place.stride, data)
     counts = np.maximum(fields["step_idx"] - before["step_idx"], 0)[:, 0]
-    _append_tokens(builder, state, fields["token_ids"], known, counts)
+    place, tokens, slots = state.layout.fields["token_ids"], fields["token_ids"], np.flatnonzero(counts)
+    if len(slots):
+        data = np.concatenate([tokens[slot, known[slot] : known[slot] + counts[slot]] for slot in slots.tolist()])
+        builder.copy(place.offset + slots * place.stride + known[slots] * 8, counts[slots] * 8, data.view(np.uint8))
     return device.submit(builder.build(), stream)
 
 
@@ -60,18 +63,3 @@ def _token_tails(
     for (slot, low, end), data in zip(spans, copied.data, strict=True):
         tokens[slot, low:end] = data.view(np.int64)
     return tokens
-
-
-def _append_tokens(
-    builder: PlanBuilder,
-    state: SlotState,
-    tokens: np.ndarray[Any, Any],
-    known: np.ndarray[Any, Any],
-    counts: np.ndarray[Any, Any],
-) -> None:
-    place = state.layout.fields["token_ids"]
-    slots = np.flatnonzero(counts)
-    if not len(slots):
-        return
-    data = np.concatenate([tokens[slot, known[slot] : known[slot] + counts[slot]] for slot in slots.tolist()])
-    builder.copy(place.offset + slots * place.stride + known[slots] * 8, counts[slots] * 8, data.view(np.uint8))

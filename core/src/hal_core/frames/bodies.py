@@ -56,7 +56,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Body)
 #: Exceptions that decoding invalid bytes may raise, apart from FrameError
 _UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError, MemoryError)
-_CURE = "send the frame again; if that fails too, install one version of hal on both sides"
+CURE = "send the frame again; if that fails too, install one version of hal on both sides"
 
 
 def encode_body(record: OutputRecord) -> tuple[Part, ...]:
@@ -98,7 +98,7 @@ def decode_body(data: memoryview) -> OutputRecord:
     except FrameError:
         raise
     except _UNREADABLE as error:
-        raise FrameError(f"the body is not a record: {error}", cure=_CURE) from error
+        raise FrameError(f"the body is not a record: {error}", cure=CURE) from error
 
 
 def _body_of(record: OutputRecord) -> Body:
@@ -160,7 +160,7 @@ def _record_of(body: Body) -> OutputRecord:
     if not known:
         rows = _read_rows(key)
     if body.rows != len(rows.names):
-        raise FrameError(f"{len(rows.names)} request ids for {body.rows} rows", cure=_CURE)
+        raise FrameError(f"{len(rows.names)} request ids for {body.rows} rows", cure=CURE)
     values = rows.fields.copy()
     values["step"] = body.step
     if body.pos[7::8].isascii() and len(body.pos) == 8 * body.rows:  # no sign bit is set
@@ -183,9 +183,9 @@ def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
     joined, status, finish, counts, first = key
     rows = len(status)
     if len(finish) != rows or len(first) != rows or len(counts) != 4 * rows:
-        raise FrameError(f"the arrays do not all have {rows} rows", cure=_CURE)
+        raise FrameError(f"the arrays do not all have {rows} rows", cure=CURE)
     if first.translate(None, b"\0\1"):  # any other byte would be a bool with which NumPy computes wrong results
-        raise FrameError("a flag is neither 0 nor 1", cure=_CURE)
+        raise FrameError("a flag is neither 0 nor 1", cure=CURE)
     last = _last_rows
     return _Rows(key, last.names if joined == last.key[0] else tuple(joined.split("\0") if joined else ()))
 
@@ -193,7 +193,7 @@ def _read_rows(key: tuple[str, bytes, bytes, bytes, bytes]) -> _Rows:
 def _options(body: Body, tokens: int) -> dict[str, Any]:
     """Return the optional parts of a record."""
     if (body.dcounts is None) != (body.drafts is None):
-        raise FrameError("parts that belong together do not fit", cure=_CURE)
+        raise FrameError("parts that belong together do not fit", cure=CURE)
     drafts = draft_counts = None
     if body.dcounts is not None and body.drafts is not None:
         draft_counts = _sized(body.dcounts, INT32, body.rows)
@@ -210,7 +210,7 @@ def _logprobs(
     """Return token ids, log-probabilities and ranks of so many tokens; ``tokens`` None: the tokens are missing."""
     lone = len({bool(columns), ids is not None, logprobs is not None}) > 1 or (ranks is not None and logprobs is None)
     if lone or columns > MAX_COLUMNS or (tokens is None and ids is not None):
-        raise FrameError("parts that belong together do not fit", cure=_CURE)
+        raise FrameError("parts that belong together do not fit", cure=CURE)
     if ids is None or logprobs is None or tokens is None:
         return None, None, None
     shape = (tokens, columns)
@@ -230,7 +230,7 @@ def _total(counts: NDArray[np.int32]) -> int:
 
 def _sized(data: bytes | memoryview, dtype: np.dtype[Any], elements: int) -> NDArray[Any]:
     if len(data) != dtype.itemsize * elements:
-        raise FrameError(f"{len(data)} bytes are not {elements} of {dtype}", cure=_CURE)
+        raise FrameError(f"{len(data)} bytes are not {elements} of {dtype}", cure=CURE)
     return np.frombuffer(data, dtype)
 
 
@@ -240,7 +240,7 @@ def _wide(data: bytes | memoryview, elements: int) -> NDArray[np.int64]:
         return np.frombuffer(data, INT64)
     if len(data) == 4 * elements:
         return np.frombuffer(data, INT32).astype(INT64)
-    raise FrameError(f"{len(data)} bytes are not {elements} integers", cure=_CURE)
+    raise FrameError(f"{len(data)} bytes are not {elements} integers", cure=CURE)
 
 
 #: The rows of the last valid record, so that equal rows are checked once. One assignment replaces it, so threads need

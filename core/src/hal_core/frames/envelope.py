@@ -41,7 +41,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from hal_core.errors import FrameError, InvalidValue
-from hal_core.frames.bodies import Part, decode_body, encode_body
+from hal_core.frames.bodies import CURE, Part, decode_body, encode_body
 from hal_core.output.records import OutputRecord
 
 try:  # the same checksum with vector instructions: a tenth of the time for 4 KB, but more for a header
@@ -123,7 +123,7 @@ def seal(kind: int, body: Part, *more: Part, session: int, sender: int, sequence
         )
     except struct.error as error:
         numbers = f"session {session}, sender {sender}, sequence {sequence}"
-        raise InvalidValue(f"the header cannot hold {numbers}: {error}", cure="unsigned, 64, 32, 64 bits") from error
+        raise InvalidValue(f"the header cannot hold {numbers}: {error}", cure="give whole numbers from 0") from error
     sealed = CHECKSUM.pack(crc32(head))
     return b"".join((head, sealed, body, *more, tail))
 
@@ -136,7 +136,7 @@ def decode(buffer: Buffer) -> Frame:
     view = memoryview(buffer).toreadonly()
     header = read_header(view)
     if header.total_length != len(view):
-        raise FrameError(f"the header gives {header.total_length} bytes, but there are {len(view)}", cure=_RESEND)
+        raise FrameError(f"the header gives {header.total_length} bytes, but there are {len(view)}", cure=CURE)
     return decode_frame(header, view)
 
 
@@ -150,14 +150,11 @@ def decode_frame(header: FrameHeader, frame: memoryview) -> Frame:
     return Frame(header, decode_body(read_body(header, frame)))
 
 
-_RESEND = "send the frame again; if that fails too, install one version of hal on both sides"
-
-
 def read_header(buffer: memoryview, offset: int = 0) -> FrameHeader:
     """Check and return the header at ``offset``. The body may still be missing. Raises FrameError."""
     body = offset + HEADER_LENGTH
     if len(buffer) < body:
-        raise FrameError(f"{len(buffer) - offset} bytes are too few for a header of {HEADER_LENGTH}", cure=_RESEND)
+        raise FrameError(f"{len(buffer) - offset} bytes are too few for a header of {HEADER_LENGTH}", cure=CURE)
     magic, version, _, length, kind, flags, sender, total, session, sequence, checksum, own = _FIELDS.unpack_from(
         buffer, offset
     )
@@ -168,10 +165,10 @@ def read_header(buffer: memoryview, offset: int = 0) -> FrameHeader:
             f"the frame has version {version}, but this reader needs {VERSION}", cure="install one version"
         )
     if own != crc32(buffer[offset : body - 4]):
-        raise FrameError("the header's checksum is wrong", cure=_RESEND)
+        raise FrameError("the header's checksum is wrong", cure=CURE)
     tail = TRAILER.size if flags & HAS_TRAILER else 0
     if length != HEADER_LENGTH or total < HEADER_LENGTH + tail or flags & ~(HAS_CHECKSUM | HAS_TRAILER):
-        raise FrameError(f"the header is invalid: length {length}, total {total}, flags {flags}", cure=_RESEND)
+        raise FrameError(f"the header is invalid: length {length}, total {total}, flags {flags}", cure=CURE)
     return FrameHeader(kind, flags, sender, session, sequence, total, checksum)
 
 
@@ -181,12 +178,12 @@ def read_body(header: FrameHeader, frame: memoryview) -> memoryview:
     if header.flags & HAS_TRAILER:
         end -= TRAILER.size
         if TRAILER.unpack_from(frame, end) != (header.total_length, header.sequence):
-            raise FrameError("length and sequence at the end differ from those at the start", cure=_RESEND)
+            raise FrameError("length and sequence at the end differ from those at the start", cure=CURE)
     elif not header.flags & HAS_CHECKSUM:
-        raise FrameError("the frame has neither checksum nor trailer", cure=_RESEND)
+        raise FrameError("the frame has neither checksum nor trailer", cure=CURE)
     body = frame[HEADER_LENGTH:end]
     if header.flags & HAS_CHECKSUM and body_crc32(body) != header.checksum:
-        raise FrameError("the body's checksum is wrong", cure=_RESEND)
+        raise FrameError("the body's checksum is wrong", cure=CURE)
     return body
 
 
@@ -200,8 +197,6 @@ def split(buffer: Buffer) -> Iterator[tuple[FrameHeader, memoryview]]:
         header = read_header(view, start)
         end = start + header.total_length
         if end > len(view):
-            raise FrameError(
-                f"the frame is truncated: {len(view) - start} of {header.total_length} bytes", cure=_RESEND
-            )
+            raise FrameError(f"the frame is truncated: {len(view) - start} of {header.total_length} bytes", cure=CURE)
         yield header, view[start:end]
         start = end

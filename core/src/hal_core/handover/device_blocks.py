@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from hal_core.memory.copies import Bytes
 from hal_core.memory.dtypes import UINT8
 from hal_core.memory.views import ByteRange, Memory, View
 from hal_core.tickets import Ticket
 
 if TYPE_CHECKING:
     from hal_core.streams import Stream
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Copies(Protocol):
@@ -41,17 +41,25 @@ class AllOf(Ticket):
     mode = "async"
 
     def __init__(self, tickets: Sequence[Ticket]) -> None:
-        super().__init__()
         self._tickets = tickets
+
+    @property
+    def observed(self) -> bool:
+        """Whether an error was raised or reported: that of its tickets, which the device asks."""
+        return all(ticket.observed for ticket in self._tickets)
+
+    @observed.setter
+    def observed(self, value: bool) -> None:
+        for ticket in self._tickets:
+            ticket.observed = value
 
     def done(self) -> bool:
         """See :class:`Ticket`."""
         return all(ticket.done() for ticket in self._tickets)
 
     def _block(self, timeout: float | None) -> bool:
-        for ticket in self._tickets:
-            ticket.wait(timeout)
-        return True
+        end = None if timeout is None else monotonic() + timeout
+        return all(ticket._block(None if end is None else max(0.0, end - monotonic())) for ticket in self._tickets)
 
     def failure(self) -> BaseException | None:
         """See :class:`Ticket`."""

@@ -85,7 +85,7 @@ def unpack(frame: Buffer) -> tuple[Message, memoryview]:
     """Return the message of a frame and the data after it. Raises only FrameError."""
     view = memoryview(frame)
     if len(view) < _HEAD.size:
-        raise FrameError("too short")
+        raise FrameError(f"{len(view)} bytes are too few for a message", cure="install one version on all hosts")
     end = _HEAD.size + _HEAD.unpack_from(view)[0]
     try:
         return _decoder.decode(view[_HEAD.size : end]), view[end:]

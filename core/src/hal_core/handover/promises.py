@@ -156,9 +156,9 @@ class Promises:
                 continue
             event = promise.end
             assert event is not None
-            failed = next((error for write in promise.writes if (error := _failure(write)) is not None), None)
-            if failed is not None and isinstance(event, Arrived):
-                event = Rejected(promise.key, f"the blocks could not be written: {failed}")
+            failed = [error for write in promise.writes if (error := _failure(write)) is not None]
+            if failed and isinstance(event, Arrived):
+                event = Rejected(promise.key, f"the blocks could not be written: {failed[0]}")
             why = event.why if isinstance(event, Rejected) else ""
             _remember(self._outcomes, promise.key, End(*_named(promise.key), _OUTCOMES[type(event)], why))
             yield promise, event

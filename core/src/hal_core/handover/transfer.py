@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hal_core.errors import FrameError, InvalidValue
@@ -57,9 +57,7 @@ class BlockTransfer:
         self._promises = Promises(cache, self._digest)
         self._peers: dict[int, Peer] = {}
         self._events: list[HandoverEvent] = []
-        self._ended_offers: OrderedDict[HandoverKey, None] = (
-            OrderedDict()
-        )  # keys that have ended on the sending side here
+        self._ended_offers: OrderedDict[HandoverKey, None] = OrderedDict()  # keys that have ended on the sending side
         self._last_receive = clock()
         self._closed = False
 
@@ -247,5 +245,5 @@ def is_over(since: float, now: float, seconds: float) -> bool:
 def _event(key: HandoverKey, answer: End, offer: Offer) -> HandoverEvent:
     """Translate the receiver's answer into the offer's event."""
     if answer.outcome == "arrived" and offer.handover is not None:
-        return Arrived(key, replace(offer.handover))
+        return Arrived(key, offer.handover)
     return Cancelled(key) if answer.outcome == "cancelled" else Rejected(key, answer.why)

@@ -219,11 +219,13 @@ def _refused(v: int | float, dtype: DType) -> ConversionRefused:
 
 
 def unknown_value(what: str) -> ConversionRefused:
+    """Return the error for a value of no known class."""
     names = ", ".join(d.name for d in DTYPES)
     return refusal(f"the value is {what}", f"pass bools, ints, floats, lists of them, or a NumPy array of {names}")
 
 
 def refusal(what: str, cure: str) -> ConversionRefused:
+    """Return an error of conversion, which names the argument ``value``."""
     return ConversionRefused(what, cure=cure, argument="value")
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from .copies import Bytes
 from .packing import cut
 from .plan import Records, WritePlan, runs_of
 
 WIDTHS = (8, 4, 2, 1)
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 Rows = np.ndarray[Any, np.dtype[np.void]]
 
@@ -138,6 +138,9 @@ def in_pieces(plan: WritePlan, limit: int) -> Iterator[WritePlan]:
         for at in range(0, len(records.slots), some):
             part = Records(records.slots[at : at + some], records.data[at : at + some], records.scatter_map)
             yield WritePlan(plan.memory, none, (), part)
-    group = (np.cumsum(rows["nbytes"], dtype=np.int64) - 1) // limit
-    for number in np.unique(group):
-        yield WritePlan(plan.memory, rows[group == number], (plan.payload,))
+    ends, begin = np.cumsum(rows["nbytes"], dtype=np.int64), 0
+    while begin < len(rows):
+        before = int(ends[begin - 1]) if begin else 0
+        end = max(begin + 1, int(np.searchsorted(ends, before + limit, "right")))
+        yield WritePlan(plan.memory, rows[begin:end], (plan.payload,))
+        begin = end

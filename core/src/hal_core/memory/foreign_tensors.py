@@ -16,8 +16,8 @@ from .dtypes import BFLOAT16, DType, dtype_of
 
 Tensor = Any
 """A tensor of Paddle or torch."""
-_HOST = "cpu"
-"""torch's name for host memory."""
+HOST_OF_TORCH = "cpu"
+"""torch's name of host memory, as the type of a tensor's device."""
 
 
 def check_plain(tensor: Tensor, argument: str) -> None:
@@ -58,7 +58,8 @@ def host_elements(tensor: Tensor, argument: str = "value") -> tuple[np.ndarray[A
     """Return a host tensor's elements as an array (bfloat16 as uint16), and their dtype; it may share the tensor's
     memory.
 
-    :raises InvalidValue: for a tensor on another device, or one that no array can describe.
+    :raises InvalidValue: for a tensor of torch's on another device (Paddle copies its own to the host), or one that no
+        array can describe.
     """
     check_plain(tensor, argument)
     dtype = dtype_of(str(tensor.dtype))
@@ -70,7 +71,7 @@ def host_elements(tensor: Tensor, argument: str = "value") -> tuple[np.ndarray[A
 
 def _torch_values(tensor: Tensor, dtype: DType, argument: str) -> Tensor:
     """Return a torch tensor on which ``numpy()`` works."""
-    if tensor.device.type != _HOST:
+    if tensor.device.type != HOST_OF_TORCH:
         what = f"the tensor is on {tensor.device}, which is not the opened device"
         raise InvalidValue(what, cure="give tensor.cpu(), or open the device that holds it", argument=argument)
     if tensor.numel() and tensor.data_ptr() == 0:

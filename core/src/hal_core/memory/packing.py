@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .copies import Bytes
 from .plan import WRITE, Records, WritePlan, write_to_host
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 LONGEST_WRITE = 16 << 10
 """Bytes of a descriptor at most: a longer copy or fill is cut into several, which blocks of threads share."""
 
@@ -25,7 +25,11 @@ def _up(nbytes: int) -> int:
 
 
 class Packed(NamedTuple):
-    """The layout of a plan in its staging block; byte offsets and counts."""
+    """The layout of a plan in its staging block of ``nbytes``.
+
+    ``writes`` and ``records``: how many, of which each record has ``record_bytes``. The descriptors come first, the
+    rest at these byte offsets.
+    """
 
     nbytes: int
     writes: int

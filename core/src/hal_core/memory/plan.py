@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidValue
+from .copies import Bytes
 from .views import Memory
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Buffer = Any
 """bytes, or a contiguous uint8 array (which type checkers accept as a buffer from Python 3.12 on)."""
 Ints = np.ndarray[Any, np.dtype[np.int64]]

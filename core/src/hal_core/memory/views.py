@@ -89,9 +89,9 @@ class View:
     ) -> View:
         """Return a view of ``shape`` contiguous elements in row-major order."""
         strides, step = [], dtype.itemsize
-        for extent in reversed(shape):
+        for length in reversed(shape):
             strides.append(step)
-            step *= extent
+            step *= length
         view = cls(memory, offset, shape, tuple(reversed(strides)), dtype, owner)
         view._known_apart = True
         return view
@@ -110,27 +110,27 @@ class View:
         if len(parts) > len(self.shape):
             raise self._not_indexed(f"{len(parts)} indices", f"give at most {len(self.shape)}")
         offset, shape, strides = self.offset, [], []
-        for axis, (extent, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
+        for axis, (length, stride) in enumerate(zip(self.shape, self.strides, strict=True)):
             part = parts[axis] if axis < len(parts) else slice(None)
             if isinstance(part, slice):
-                start, stop, step = self._span(part, extent)
+                start, stop, step = self._span(part, length)
                 count = len(range(start, stop, step))
                 offset += start * stride if count else 0
                 shape.append(count)
                 strides.append(step * stride)
             else:
                 at = self._number(part)
-                if not -extent <= at < extent:
-                    cure = f"give one from {-extent} to {extent - 1}" if extent else "the axis is empty: give a slice"
+                if not -length <= at < length:
+                    cure = f"give one from {-length} to {length - 1}" if length else "the axis is empty: give a slice"
                     raise self._not_indexed(f"index {at} on axis {axis}", cure)
-                offset += (at % extent) * stride
+                offset += (at % length) * stride
         view = View(self.memory, offset, tuple(shape), tuple(strides), self.dtype, self.owner)
         view._known_apart = self._known_apart
         return view
 
-    def _span(self, part: slice, extent: int) -> tuple[int, int, int]:
+    def _span(self, part: slice, length: int) -> tuple[int, int, int]:
         try:
-            return part.indices(extent)
+            return part.indices(length)
         except (TypeError, ValueError):  # no whole numbers, or a step of 0
             raise self._not_indexed(f"index {part!r}", NO_INDEX) from None
 
@@ -161,10 +161,10 @@ class View:
         """Return whether every axis steps over all bytes of the axes with smaller strides: sufficient, but not
         necessary."""
         reach = self.dtype.itemsize
-        for stride, extent in sorted((abs(s), n) for n, s in zip(self.shape, self.strides, strict=True) if n > 1):
+        for stride, length in sorted((abs(s), n) for n, s in zip(self.shape, self.strides, strict=True) if n > 1):
             if stride < reach:
                 return False
-            reach += (extent - 1) * stride
+            reach += (length - 1) * stride
         return True
 
     def _runs_differ(self) -> bool:
@@ -204,8 +204,8 @@ class View:
         """
         shape, strides, nbytes = self.collapsed()
         offsets = np.array([self.offset], np.int64)
-        for extent, stride in zip(shape, strides, strict=True):
-            offsets = (offsets[:, None] + np.arange(extent, dtype=np.int64) * stride).reshape(-1)
+        for length, stride in zip(shape, strides, strict=True):
+            offsets = (offsets[:, None] + np.arange(length, dtype=np.int64) * stride).reshape(-1)
         if nbytes == 0:
             return np.empty(0, np.int64), 0
         return offsets, nbytes

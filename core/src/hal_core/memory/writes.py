@@ -14,15 +14,17 @@ import numpy as np
 
 from ..errors import InvalidValue, ShapeMismatch
 from .dtypes import SCALAR_MAKERS
-from .plan import LONGEST, Buffer, PlanBuilder, WritePlan, check_lengths
+from .plan import LONGEST, Buffer, Ints, PlanBuilder, WritePlan, check_lengths
 from .values import host_array, prepare, prepare_array
 from .views import Memory, View
 
-Ints = np.ndarray[Any, np.dtype[np.int64]]
-
 
 class SlotRuns:
-    """Rows of tensors for many writes. Neighbours are found once; their whole rows are written as one run."""
+    """Rows of tensors for many writes. Neighbours are found once; their whole rows are written as one run.
+
+    ``numbers``: the rows, int64 ``[slots]``, from ``lowest`` to ``highest`` (0, if that is outside). ``begins`` and
+    ``counts``: int64 ``[runs]``, the first row of each run and how many it has, at most ``longest``.
+    """
 
     __slots__ = ("begins", "counts", "highest", "longest", "lowest", "numbers")
 
@@ -109,14 +111,16 @@ class Writes:
         """
         counts = np.asarray(lengths, np.int64)
         _check_dtype(target, values)
-        if values.ndim != 1 or len(counts) != len(slots) or int(counts.sum()) != len(values):
+        least = int(counts.min()) if len(counts) else 0
+        if values.ndim != 1 or len(counts) != len(slots) or least < 0 or int(counts.sum()) != len(values):
             what = f"{values.shape} values and {len(counts)} lengths of {int(counts.sum())} for {len(slots)} slots"
             raise ShapeMismatch(what, cure="give the rows one after another, and a length each", argument="values")
         if len(values):
             offsets, nbytes = _places(target, SlotRuns.of(slots), begin, begin + counts)
             assert not isinstance(nbytes, int)
-            some = nbytes > 0
-            self._builder(target).runs(offsets[some], nbytes[some], [np.ascontiguousarray(values).view(np.uint8)])
+            if not least:
+                offsets, nbytes = offsets[some := nbytes > 0], nbytes[some]
+            self._builder(target).runs(offsets, nbytes, [np.ascontiguousarray(values).view(np.uint8)])
 
     def plans(self) -> list[WritePlan]:
         """Return one plan for each memory. Raises :class:`InvalidValue` if two of them overlap."""

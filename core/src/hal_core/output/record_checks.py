@@ -150,6 +150,7 @@ def _count_problems(record: RecordFields) -> list[str]:
 
 
 def optional_problems(record: RecordFields) -> list[str]:
+    """Check the values of the optional arrays and the messages."""
     if record.draft_counts is None and record.logprobs is None and not record.messages:
         return []
     problems = []

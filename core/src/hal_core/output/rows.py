@@ -37,8 +37,8 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
     held = snapshot.admission_ids != 0
     counts = np.where(held, columns["accept_num"][order, 0], 0)
     if snapshot.failed:
-        over = [snapshot.failed.get(slot, -1) for slot in order.tolist()]
-        counts[over == snapshot.admission_ids] = 0
+        failed_ids = [snapshot.failed.get(slot, -1) for slot in order.tolist()]
+        counts[failed_ids == snapshot.admission_ids] = 0  # an error was reported; later tokens are not
     bad = _out_of_bounds(columns, snapshot, counts, held)
     strange = _strange_tokens(columns, snapshot, counts, bad)
     errors = strange | dict(step.errors) | dict(step.late_errors() if step.late_errors is not None else {})

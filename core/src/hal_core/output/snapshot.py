@@ -41,8 +41,10 @@ class OutputSnapshot(NamedTuple):
 
     @classmethod
     def of(cls, state: SlotState, step: Step) -> OutputSnapshot:
+        """Return the data of a step's slots now. Raises :class:`hal_core.InvalidValue` for a state that the step does
+        not name."""
         host_table, sizes = state.host_table, state.sizes
-        step.order(state.name)  # raises for an unknown state
+        step.order(state.name)  # for its error
         order = step.places[state.name]
         admission_ids = host_table.admission_ids[order]
         names, prefill_role, ordinary = _held(host_table, order, admission_ids)

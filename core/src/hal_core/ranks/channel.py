@@ -41,8 +41,8 @@ assert HEADER.size == HEADER_BYTES
 
 
 @cache
-def contract_version() -> str:
-    """Return the version of the contract that this process runs: the installed distribution's, else "source"."""
+def core_version() -> str:
+    """Return the version of the core that this process runs: the installed distribution's, else "source"."""
     try:
         return metadata.version("paddle-hal-core")
     except metadata.PackageNotFoundError:
@@ -59,7 +59,7 @@ def shared_config_of(state: SlotState, group: Group) -> SharedConfig:
     listed = [name for name, p in layout.fields.items() if part.offset <= p.offset < part.end]
     return SharedConfig.of(
         {
-            "contract": f"paddle-hal-core {contract_version()}, broadcast header {VERSION}",
+            "contract": f"paddle-hal-core {core_version()}, broadcast header {VERSION}",
             "group": ",".join(map(str, group.ranks)),
             "source": f"rank {group.source}",
             "state": state.name,
@@ -108,7 +108,7 @@ class BroadcastChannel:
         builder = PlanBuilder(state.memory)
         builder.copy(np.array([begin], np.int64), HEADER_BYTES, np.zeros(HEADER_BYTES, np.uint8))
         self._writes = builder.build().writes
-        self._put: Callable[..., Ticket] | None = getattr(device, "put_bytes", None)
+        self._put: Callable[..., Ticket] | None = getattr(device, "put_bytes", None)  # a few bytes without a plan
         # If the host may touch the device's memory at any time, the header needs neither a plan nor a copy. They cost
         # 10 us a call each, as does everything that runs with cold caches right after a wait.
         touchable: memoryview | None = getattr(state.memory, "host_bytes", None)

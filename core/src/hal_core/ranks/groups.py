@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import GroupLost, HalError, InvalidValue
 from ..timeouts import TIMEOUTS
-from .channel import contract_version
+from .channel import core_version
 from .host_group import HOST, HostGroup
 from .job import Job, join_job, own_host
 from .peers import ENDPOINT, Endpoint, Listener, receive
@@ -137,6 +137,10 @@ def opened(group: Group, *, backend: str = HOST, timeout: float | None = None, m
         found = _open.get((backend, ranks))
         if found is not None:
             return found
+        if len(ranks) == 1:
+            raise InvalidValue(
+                f"the group {group.ranks} has one rank", cure="make no collective call for it", argument="group"
+            )
         if len(ranks) != join_job(timeout).size:
             raise InvalidValue(
                 f"the group {group.ranks} is not open",
@@ -207,7 +211,7 @@ def _agree(
     """Compare the groups to open on all ranks; return endpoints by rank, and the groups that must be created."""
     shared = SharedConfig.of(
         {
-            "contract": f"paddle-hal-core {contract_version()}",
+            "contract": f"paddle-hal-core {core_version()}",
             "library": backend,
             "groups": " ".join(str(tuple(ranks)) for ranks in given),
             "timeout": f"{timeout:g} s",
@@ -247,7 +251,8 @@ def _check_groups(wanted: Sequence[tuple[int, ...]], size: int) -> None:
                 argument="groups",
             )
     if len(wanted) > MOST_GROUPS:
-        raise InvalidValue(f"{len(wanted)} groups, but at most {MOST_GROUPS} can be opened at once", argument="groups")
+        what = f"{len(wanted)} groups, but at most {MOST_GROUPS} can be opened at once"
+        raise InvalidValue(what, cure="open them by several calls", argument="groups")
 
 
 atexit.register(close_groups)

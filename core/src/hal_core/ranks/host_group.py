@@ -79,8 +79,8 @@ class HostGroup:
         self._share(slices)
 
     def summing(self, array: np.ndarray[Any, Any]) -> Callable[[], None]:
-        """Return a call that makes a contiguous array the sum of those of all ranks, as :meth:`all_reduce` does, with a
-        third of its work a call. It may be made again as long as the array keeps its memory."""
+        """Return a call that makes a contiguous array the sum of those of all ranks, as :meth:`all_reduce` does, at a
+        third of its cost. It may be made again as long as the array keeps its memory."""
         part = _bytes(array)
         if len(part) > PIECE:
             return partial(self.all_reduce, part, dtype_of(array.dtype))
@@ -106,7 +106,7 @@ class HostGroup:
         if root != self._me:
             self._send(part, root)
             return
-        for index, place in enumerate(_cut(into, len(part))):
+        for index, place in enumerate(self._places(into, len(part))):
             if index == root:
                 place[:] = part
             else:
@@ -114,9 +114,9 @@ class HostGroup:
 
     def all_gather(self, part: memoryview, into: memoryview) -> None:
         """Fill ``into`` with the parts of all ranks in order, on every rank."""
-        if places := _cut(into, len(part)):
-            places[self._me][:] = part
-            self._share(places)
+        places = self._places(into, len(part))
+        places[self._me][:] = part
+        self._share(places)
 
     def abort(self) -> None:
         """End waiting calls for good; from any thread."""
@@ -128,6 +128,10 @@ class HostGroup:
         """Close the connections. Idempotent."""
         for link in self._links.values():
             link.close()
+
+    def _places(self, into: memoryview, nbytes: int) -> list[memoryview]:
+        """Return the place of each rank's part, ``nbytes`` long."""
+        return [into[index * nbytes : (index + 1) * nbytes] for index in range(self._size)]
 
     def _add_up(self, sent: Mapping[int, memoryview], mine: memoryview, dtype: DType) -> None:
         """Send each other rank its piece; then make ``mine`` its sum with the pieces of all ranks, in their order."""
@@ -205,10 +209,6 @@ def _slices(part: memoryview, size: int) -> list[memoryview]:
     """Return a slice for each rank: equal ones, the last ones shorter or empty."""
     length = -(-len(part) // size // LINE) * LINE
     return [part[index * length : (index + 1) * length] for index in range(size)]
-
-
-def _cut(places: memoryview, nbytes: int) -> list[memoryview]:
-    return [places[at : at + nbytes] for at in range(0, len(places), max(1, nbytes))]
 
 
 def _after(buffers: list[memoryview], count: int) -> list[memoryview]:

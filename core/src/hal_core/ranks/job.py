@@ -135,6 +135,8 @@ def join_world(*, backend: str = "", timeout: float | None = None) -> tuple[int,
 def own_host() -> str:
     """Return the address of this rank's host at which the other ranks reach it."""
     host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0].strip("[]")
+    if ":" in host:  # an address of IPv6, which gethostbyname refuses
+        return host
     return socket.gethostbyname(host) if host else "127.0.0.1"
 
 
@@ -164,10 +166,17 @@ def _join(timeout: float) -> Job:
             argument="group",
         )
     rank, size, endpoints, _ = (os.environ[name] for name in _VARIABLES)
-    me, ranks = int(rank), int(size)
     host, _, port = endpoints.split(",")[0].rpartition(":")
+    try:
+        me, ranks, address = int(rank), int(size), (host.strip("[]"), int(port))
+    except ValueError:
+        raise InvalidValue(
+            f"no job is described by {', '.join(f'{name}={os.environ[name]!r}' for name in _VARIABLES[:3])}",
+            cure="give a rank and a number of ranks, and each rank's host:port, separated by commas",
+            argument="group",
+        ) from None
     hello = HELLO.pack(MAGIC, hashlib.sha256(f"{ranks} {endpoints}".encode()).digest()[:16], me)
-    address, longer = (host.strip("[]"), int(port)), max(timeout, TIMEOUTS.starting)
+    longer = max(timeout, TIMEOUTS.starting)
     if me == 0:
         return Job(me, ranks, _meet_all(address, hello, ranks, longer))
     link = wait_for_listener(*address, timeout, 0)

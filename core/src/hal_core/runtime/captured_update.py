@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidValue
-from .policy import advanced, check_update
+from .policy import advanced, check_state, check_update
 
 if TYPE_CHECKING:
     from ..slots.state import SlotState
@@ -47,11 +47,7 @@ class CapturedUpdate:
 
     def _capture(self, stream: Stream) -> None:
         device = self._bound.device
-        if self.state.device is not device:
-            raise InvalidValue(
-                "the state belongs to another opened device", cure="use its own device", argument="state"
-            )
-        self.state.check_usable()
+        check_state(device, self.state)
         if self.speculative and not self.state.speculative:
             cure = "give StateConfig(max_draft_tokens=…)"
             raise InvalidValue("a speculative update of a state without drafts", cure=cure, argument="speculative")
@@ -67,7 +63,7 @@ class CapturedUpdate:
             )
         device.check_stream(stream)
         device.order_after_reads(stream, state.memory)
-        given = launch()
-        event = given if isinstance(given, type(found := device.event(stream))) else found
+        given, recorded = launch(), device.event(stream)
+        event = given if isinstance(given, type(recorded)) else recorded
         advanced(state, step, order, event)
         return device.replayed(event)

@@ -186,8 +186,8 @@ def _watched(
             ticket = own(**given)
         except BaseException as error:
             for name, watch in reversed(watching):
-                if (besides := _end(watch, error)) is not None:
-                    report(name, hook, besides)
+                if (another := _end(watch, error)) is not None:
+                    report(name, hook, another)
             raise
         for name, watch in reversed(watching):
             try:

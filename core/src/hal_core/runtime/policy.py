@@ -8,7 +8,7 @@ outside it. ``hooks`` is the device itself, or the device with its observers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ..slots.checks import problems
 from ..slots.companions import open_states, tasks_of_companion
 from ..slots.declared import Companion, StateField
 from ..slots.drafts import check_drafts, plan_drafts
+from ..slots.int_columns import Int32s
 from ..slots.native_columns import native_of
 from ..slots.state import SlotState
 from ..slots.step import Step
@@ -130,7 +131,7 @@ class Policy:
     ) -> Ticket:
         """Check the whole batch (G8), order it after the slots' last readers (G28), write it, then book it."""
         batch = tasks if isinstance(tasks, TaskBatch) else TaskBatch.of(tasks, native_of(device))
-        _check_state(device, state)
+        check_state(device, state)
         if not batch.requests:
             return DONE
         twin = state.host_table.twin
@@ -156,7 +157,7 @@ class Policy:
 
         If the group is lost before or during the call, the ticket raises (G16).
         """
-        _check_state(device, state)
+        check_state(device, state)
         if len(group.ranks) == 1:
             return DONE
         device.check_stream(stream)  # checked before counting: ranks identify broadcasts by their number
@@ -175,7 +176,7 @@ class Policy:
 
     def _open_group(self, device: Device, state: SlotState, group: Group) -> BroadcastChannel:
         """Compare the state's configuration on all ranks of the group, before its first broadcast (G14)."""
-        _check_state(device, state)
+        check_state(device, state)
         channel = BroadcastChannel(device, state, group, device.communicator(group))
         state.channels[group.ranks] = channel
         return channel
@@ -184,7 +185,7 @@ class Policy:
         self, device: Device, hooks: Hooks, state: SlotState, step: Step, sink: Sink, stream: Stream
     ) -> Ticket:
         """Copy the output, clean up after that copy on every rank (G18), then send on the first rank (G17)."""
-        _check_state(device, state)
+        check_state(device, state)
         order = _check_step(state, step)
         outbox = Outbox()
         first = step.group.is_first
@@ -252,7 +253,7 @@ class Policy:
     def set_drafts(self, device: Device, state: SlotState, step: Step, drafts: object, stream: Stream) -> Ticket:
         """Check that the drafts come in order and fit, and write them after the slots' last readers (G28), in one
         submission."""
-        _check_state(device, state)
+        check_state(device, state)
         _check_step(state, step)
         found = check_drafts(state, step, drafts)
         ticket: Ticket = DONE
@@ -264,15 +265,15 @@ class Policy:
         return ticket
 
 
-def check_update(device: Device, state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
+def check_update(device: Device, state: SlotState, step: Step) -> Int32s:
     """Return the step's order for this state, after checking that this step may advance it."""
-    _check_state(device, state)
+    check_state(device, state)
     order = _check_step(state, step)
     state.drafts.check_update(state.mirror, step)
     return order
 
 
-def advanced(state: SlotState, step: Step, order: Any, event: Event | None) -> None:  # noqa: ANN401 (an int32 array)
+def advanced(state: SlotState, step: Step, order: Int32s, event: Event | None) -> None:
     """Book that a step advances the state; ``event``: after the work of the step, None if that is done."""
     state.updates += 1
     state.drafts.advanced(step)
@@ -369,7 +370,9 @@ def _ticket(result: object) -> Ticket:
 _tickets: set[type] = set()
 
 
-def _check_state(device: Device, state: SlotState) -> None:
+def check_state(device: Device, state: SlotState) -> None:
+    """Raise :class:`InvalidValue` for anything but a state of this device, :class:`StateUnusable` for an unusable
+    one."""
     if not isinstance(state, SlotState):
         raise InvalidValue(f"{type(state).__name__} is not a SlotState", cure="make a SlotState", argument="state")
     if state.device is not device:
@@ -378,7 +381,7 @@ def _check_state(device: Device, state: SlotState) -> None:
         state.check_usable()
 
 
-def _check_step(state: SlotState, step: Step) -> Any:  # noqa: ANN401 (an int32 array)
+def _check_step(state: SlotState, step: Step) -> Int32s:
     """Return the step's order for this state, after checking all bounds that the host knows (G21)."""
     order = step.order(state.name)
     state.check_slots(step.spans[state.name], "step")

@@ -318,11 +318,10 @@ class _Packing(NamedTuple):
     at: dict[str, int]
 
 
-_CODES = {"b1": "?", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"} | {
-    "f2": "e",
-    "f4": "f",
-    "f8": "d",
-}
+_CODES = dict(
+    zip(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"], "?bhiqBHIQefd", strict=True)
+)
+"""The code of :mod:`struct` for a NumPy kind and its bytes."""
 _ROW_BYTES = REQUEST_ROW.itemsize
 ROW_NUMBERS = _ROW_BYTES // 8
 _LENGTHS = Struct(f"={len(ROW_FIELDS)}q")

@@ -23,7 +23,8 @@ from ..errors import InvalidValue
 from . import admission
 from .admission import AT_ONCE, AdmittedRequest, Request, lists_of
 from .fields import SplitRole
-from .layout import ADMISSION_ID, StateLayout
+from .host_table import TOKENS
+from .layout import StateLayout
 from .native_columns import NativeColumns
 from .sampling_params import SamplingParams, check_number
 
@@ -32,8 +33,6 @@ FEW = 6
 MOST_IDS = 131072
 """Token ids of a part: it ends at the request with which it would have more, unless that is its first. Joining a
 megabyte gives up the interpreter's lock, and a busy thread then keeps it; native code keeps it."""
-TOKENS = ADMISSION_ID - 1
-"""Column of a request's row (``REQUEST_ROW``) with the number of its tokens, after those of its lists."""
 Ids = np.ndarray[Any, Any]
 
 

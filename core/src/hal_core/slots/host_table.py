@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .admission import AdmittedRequest
-from .fields import ROW_FIELDS, SplitRole, StateConfig
+from .fields import ROW_FIELDS, StateConfig
 from .task import ENTERS, FEEDS, LEAVES, TRAITS, TaskKind
 from .tasks import TaskBatch
 
@@ -126,8 +126,3 @@ class HostSlotTable:
         places = np.array(slots, np.intp)
         for column in (self.prefilled, self.admission_ids, self.blocks):
             column[places] = 0  # one by one: for all at once NumPy releases the GIL
-
-    def role(self, slot: int) -> SplitRole:
-        """Return the split role of the request in a slot."""
-        request = self.requests[slot]
-        return SplitRole.MIXED if request is None else request.role

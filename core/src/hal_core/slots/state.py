@@ -20,7 +20,7 @@ from .draft_book import DraftBook
 from .field_reader import CopiedFields, fields_of
 from .fields import CLEANUP_FIELDS, HEADER_BYTES, STATE_TABLE, Field, StateConfig
 from .geometry import geometry_of_rows
-from .host_table import HostSlotTable
+from .host_table import HostSlotTable, Ints
 from .layout import StateLayout, lay_out
 from .native_columns import native_of
 from .tasks import Task, TaskBatch
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
     from ..streams import Event, Stream
     from ..tickets import Ticket
 
-Ints = np.ndarray[Any, np.dtype[np.signedinteger[Any]]]
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 ADDRESSABLE = 2**47
 """Bytes that a process can address on x86_64; beyond it, libraries fail in various ways."""
+LONGEST_FILL = 1 << 31
+"""Bytes that one write resets at most, as a descriptor holds less than 4 GiB; a multiple of 8, the cycle of a fill."""
 
 
 class StateDevice(Protocol):
-    """The part of a device that a state, its groups and outputs use; see :class:`hal_core.contract.device.Device`."""
+    """The part of a device that a state, its groups and outputs use; see :class:`hal_core.contract.device.Device`,
+    which is made of these modules and so cannot be imported here."""
 
     name: str
     index: int
@@ -94,6 +96,8 @@ class SlotState:
     - ``companions``: states of the same requests in the same memory (:mod:`hal_core.slots.companions`).
     - ``mirror``: field name to array, the output fields as of the last step whose output was taken (G12).
     - ``taker``: the thread that takes steps' output (:meth:`take`), 0 before the first.
+    - ``unusable``: why the state must not be used again, "" while it may.
+    - ``scatter_map``, ``row_geometry``: the places of a request's record and rows, for plans.
 
     Views of the fields are device memory: framework operators must not be applied to them.
     """
@@ -167,8 +171,9 @@ class SlotState:
         """Return a plan that writes every field of every slot to its reset value, and zeroes the headers."""
         builder = PlanBuilder(self.memory)
         for place in self.layout.fields.values():
-            value = place.field.dtype.storage.type(place.field.reset)
-            builder.fill(np.array([place.offset], np.int64), place.stride * self.sizes.num_slots, value)
+            value, nbytes = place.field.dtype.storage.type(place.field.reset), place.stride * self.sizes.num_slots
+            begins = np.arange(0, nbytes, LONGEST_FILL, dtype=np.int64)
+            builder.fill(place.offset + begins, np.minimum(nbytes - begins, LONGEST_FILL), value)
         for header in {*self.layout.headers.values()}:  # groups may share one
             builder.fill(np.array([header.offset], np.int64), HEADER_BYTES, np.uint8(0))
         return builder.build()

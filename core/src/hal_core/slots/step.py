@@ -11,8 +11,8 @@ import numpy as np
 
 from ..errors import InvalidValue
 from ..group import ALONE, Group
+from .int_columns import Int32s
 
-Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Places = np.ndarray[Any, np.dtype[np.intp]]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidValue
-from .admission import AdmittedRequest
+from .admission import AdmittedRequest, Int64s
 from .int_columns import INT32, Ids, Int32s, block_ids, int_column
 from .layout import StateLayout
 from .native_columns import TASK_NAMES, NativeColumns
@@ -20,8 +20,6 @@ from .task import LEAVING as LEAVING
 from .task import TRAITS as TRAITS
 from .task import Task as Task
 from .task import TaskKind as TaskKind
-
-Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 COLUMNS = (
     "kinds",

@@ -22,7 +22,7 @@ from hal_core import (
 )
 
 from hal.local_rank import LocalRank, moved
-from hal.opening import open_as_asked
+from hal.opening import open_for_command
 from hal.selection import requested
 from hal.unwritten import named_unwritten
 from hal_engine.model.config import read_config
@@ -120,7 +120,7 @@ class _Serving:
         layout = RankLayout(setup.tp, setup.dp)
         among = LocalRank.of(os.environ, share=setup.share_devices)
         with (
-            open_as_asked(setup.device, setup.require, among=among) as device,
+            open_for_command(setup.device, setup.require, among=among) as device,
             traced(setup.trace, device, f"rank {self.rank}"),
             self._closing,
             self._sending(setup, layout),

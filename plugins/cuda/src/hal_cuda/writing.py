@@ -133,7 +133,7 @@ class Writer:
     def _upload(self, address: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
         device = self._device
         device.check_stream(stream)  # before a span is taken
-        span, event = device.take(data.nbytes), device.events.take(stream)
+        event, span = device.events.take(stream), device.take(data.nbytes)
         try:
             self._put(data, span.address, span.nbytes, address, stream.raw, event.raw)
         except BaseException:

@@ -147,6 +147,6 @@ class GroupTicket(AsyncTicket):
         super().__init__(event)
         self._communicator = communicator
 
-    def _find(self) -> Exception | None:
-        fault = super()._find()
+    def _find(self, event: RecordedEvent) -> Exception | None:
+        fault = super()._find(event)
         return self._communicator.fate() or fault

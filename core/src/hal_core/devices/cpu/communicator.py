@@ -33,9 +33,9 @@ class HostCommunicator:
 
     def exchange(self, block: bytes) -> Mapping[int, bytes]:
         """Return every rank's block, by global rank."""
-        found = memoryview(bytearray(len(block) * self.group.size))
+        size, found = len(block), memoryview(bytearray(len(block) * self.group.size))
         self._open.watched(self._open.process_group.all_gather, memoryview(block), found)
-        parts = (found[at : at + len(block)].tobytes() for at in range(0, len(found), len(block)))
+        parts = (found[at * size : (at + 1) * size].tobytes() for at in range(self.group.size))
         return dict(zip(self._open.ranks, parts, strict=True))
 
     def close(self) -> None:

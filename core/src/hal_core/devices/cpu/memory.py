@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidValue
+from ...memory.copies import Bytes
 from ...memory.dtypes import DType, dtype_of
-from ...memory.foreign_tensors import check_resolved
+from ...memory.foreign_tensors import HOST_OF_TORCH, check_resolved
 from ...memory.views import View, extent
 from ...slots.layout import ALIGNMENT
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Structured = np.ndarray[Any, np.dtype[np.void]]
 
 FILL_BYTES = 32 << 10
@@ -103,10 +103,6 @@ class Spreader:
             column[slots] = records[name]
 
 
-_HOST_OF_TORCH = "cpu"
-"""torch's name of host memory, as the type of a tensor's device."""
-
-
 def resolve_host(device: object, target: Any) -> View:  # noqa: ANN401 (any framework's tensor)
     """Return a view over a NumPy array, or a tensor of Paddle or torch in host memory, by its address and strides.
 
@@ -123,7 +119,7 @@ def resolve_host(device: object, target: Any) -> View:  # noqa: ANN401 (any fram
             cure="give a view of a state, a NumPy array, or a tensor of Paddle or torch in host memory",
             argument="target",
         )
-    if not (where.is_cpu_place() if hasattr(where, "is_cpu_place") else where.type == _HOST_OF_TORCH):
+    if not (where.is_cpu_place() if hasattr(where, "is_cpu_place") else where.type == HOST_OF_TORCH):
         raise InvalidValue(
             f"the tensor is on {where}, not on the host", cure="open the device that holds it", argument="target"
         )
