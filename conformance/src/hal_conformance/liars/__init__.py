@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..harness.subject import Subject
 
 MODULES = (
-    *("values", "sizes", "further", "postponed", "ring", "copies", "streams", "tickets", "life", "runtimes"),
+    *("values", "sizes", "further", "matches", "postponed", "ring", "copies", "streams", "tickets", "life", "runtimes"),
     *("companions", "fields", "outputs", "policies", "handover", "ranks"),
 )
 """The modules of this package that register liars."""
