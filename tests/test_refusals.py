@@ -26,6 +26,7 @@ ROWS = [
     (("tail",), "URL: it is missing (hal tail -h lists the options)"),
     (("tail", "somewhere"), "URL: 'somewhere' has no scheme of "),
     (("conform", "cpu", "--only", "G99"), "--only: 'G99' is not a guarantee"),
+    (("conform", "cpu", "--only", "G5-G3"), "--only: 'G5-G3' is not a guarantee"),
     (("conform", "nothing"), "NAME: no device 'nothing'; installed: "),
     (
         ("conform", "cpu", "--replay", "x", "--seed", "0"),

@@ -6,6 +6,7 @@ import pytest
 from hal_conformance import liars
 from hal_conformance.report.command import main
 from hal_conformance.report.options import Options, arguments
+from hal_conformance.report.report import chosen
 from hal_core.errors import InvalidValue
 
 from .kit_reports import HERE
@@ -64,6 +65,10 @@ def test_a_hang_that_cannot_be_is_a_usage_error(text, capsys):
         main(["cpu", f"--hang={text}"])
     assert stop.value.code == 2
     assert f"argument --hang: {text!r} are not seconds above 0" in capsys.readouterr().err
+
+
+def test_guarantees_may_be_given_as_ranges():
+    assert chosen("G18-G20,3 G32") == {3, 18, 19, 20, 32}
 
 
 def test_a_hang_reaches_the_tests():

@@ -32,15 +32,15 @@ def bears(item: pytest.Item) -> set[int]:
 
 
 def chosen(text: str) -> set[int]:
-    """Return the numbers in "G3,G15". Raises :class:`InvalidValue` for anything else."""
-    numbers = set()
+    """Return the numbers in "G3,G15-G18". Raises :class:`InvalidValue` for anything else."""
+    numbers = set[int]()
     for part in filter(None, re.split(r"[\s,]+", text)):
-        match = re.fullmatch(r"[Gg]?0*(\d+)", part)
-        if match is None or int(match[1]) not in BY_NUMBER:
-            raise InvalidValue(
-                f"{part!r} is not a guarantee", cure=f"G1 to G{len(GUARANTEES)}, separated by commas", argument="only"
-            )
-        numbers.add(int(match[1]))
+        match = re.fullmatch(r"[Gg]?0*(\d+)(?:-[Gg]?0*(\d+))?", part)
+        found = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not found or not BY_NUMBER.keys() >= {*found}:
+            cure = f"G1 to G{len(GUARANTEES)}, separated by commas, or a range such as G18-G25"
+            raise InvalidValue(f"{part!r} is not a guarantee", cure=cure, argument="only")
+        numbers.update(found)
     return numbers
 
 
