@@ -105,6 +105,8 @@ MORE: dict[str, Callable[[World], None]] = {
 """Calls that leave the state's model as it is."""
 
 
+OUTLIVE = 8
+"""Events that are kept while their device is closed."""
 Held = Callable[[], dict[str, int]]
 
 
@@ -147,6 +149,21 @@ def test_g26_calls_keep_no_device_memory_and_no_native_object(kit: Kit, what: st
         act = MORE.get(what, partial(hook_calls.again, what=what))
         kept = kept_by(lambda: act(fixture), held_by(laid.device))
     assert not kept, f"each {ROUNDS} rounds of {what} leave {kept} more"
+
+
+@guarantee(26, requires="primitives")
+def test_g26_events_that_outlive_their_device_are_destroyed_with_their_last_reference(kit: Kit) -> None:
+    one = Kit(kit.subject, kit.effort)
+    device, made = one.device, counted(one.device)
+    events: list[Any] = [device.event(device.default_stream) for _ in range(OUTLIVE)]
+    if one.capabilities.timed_events:
+        events += [one.bound.timed_event(stream=device.default_stream) for _ in range(OUTLIVE)]
+    one.bound.close()
+    many, before = len(events), made["event_create"]
+    events.clear()
+    gc.collect()
+    destroyed = before - made["event_create"]
+    assert destroyed == many, f"of {many} events that were dropped after their device was closed, {destroyed} went"
 
 
 class Given(Lie):

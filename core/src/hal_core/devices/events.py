@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -25,6 +28,8 @@ class EventPool:
         self._record, self._rerecords = primitives.event_record, primitives.rerecords
         self.free: deque[RawEvent] = deque()
         self.free_timed: deque[RawEvent] = deque()
+        self.give_back: Callable[[RawEvent], None] = self.free.append
+        self.give_back_timed: Callable[[RawEvent], None] = self.free_timed.append
         self.made = 0
 
     def reserve(self, count: int) -> None:
@@ -57,10 +62,16 @@ class EventPool:
         return event
 
     def close(self) -> None:
-        """Destroy the unreferenced events."""
+        """Destroy the unreferenced events; from now on each that becomes so."""
+        self.give_back = self.give_back_timed = partial(_destroy, self.primitives, os.getpid())
         for free in (self.free, self.free_timed):
             while free:
                 self.primitives.event_destroy(free.popleft())
+
+
+def _destroy(primitives: StreamPrimitives, process: int, raw: RawEvent) -> None:
+    if process == os.getpid():  # in a fork's child: events belong to the parent
+        primitives.event_destroy(raw)
 
 
 class RecordedEvent:
@@ -90,7 +101,7 @@ class RecordedEvent:
         return self.passed
 
     def __del__(self) -> None:
-        self.pool.free.append(self.raw)
+        self.pool.give_back(self.raw)
 
 
 class EndedEvent:
@@ -130,7 +141,7 @@ class ClockedEvent(RecordedEvent):
         return self.pool.primitives.event_seconds(earlier.raw, self.raw)
 
     def __del__(self) -> None:
-        self.pool.free_timed.append(self.raw)
+        self.pool.give_back_timed(self.raw)
 
 
 class AsyncStream:

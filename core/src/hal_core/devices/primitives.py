@@ -6,9 +6,9 @@ never inspects them. Device addresses and host addresses are whole numbers.
 **Rules of all of them.** A primitive does not wait for the device, unless its text allows it; each may wait for a full
 launch queue. Each may raise. The error reaches the caller of the hook, and the failed call must have queued no work.
 All are called from the thread that calls the hooks, except those of the group "from any thread". None is called in the
-child of a fork. After the device was closed only releasing ones are called, once their last reference is gone. A
-runtime whose calls need a current context sets it when it is opened, and enters it in those "from any thread". If only
-one thread may query events, those primitives forward to that thread; they are the only ones to do so.
+child of a fork. After the device was closed only releasing ones are called, from the thread that drops the last
+reference. A runtime whose calls need a current context sets it when it is opened, and enters it in those "from any
+thread". If only one thread may query events, those primitives forward to that thread; they are the only ones to do so.
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ class CudaPrimitives(Primitives):
         return float(self.driver.ok(found, "cuEventElapsedTime")) / 1e3
 
     def event_destroy(self, event: Any) -> None:  # noqa: ANN401
-        self.driver.api.cuEventDestroy(event)
+        if not self._closed:  # its context may be gone, and each event with it
+            self.driver.api.cuEventDestroy(event)
 
     def event_record(self, event: Any, stream: int) -> None:  # noqa: ANN401
         self._working = get_ident()
