@@ -36,7 +36,7 @@ class OpenCLPrimitives(Primitives):
         self.device, self.ran = device, Counter[str]()
         self._numbers = itertools.count(1)
         self._buffers: dict[int, int] = {}  # number to buffer
-        self._host: dict[int, tuple[int, int]] = {}  # address to buffer, and where it is mapped
+        self._host: dict[int, tuple[int, int, int]] = {}  # address to buffer, and where it is mapped, from and to
         self._maps = Queue(device, Counter())  # for mapping alone, so that it never waits for a stream's work
         self._kernels = {
             name: cl.create("clCreateKernel", program(), name.encode()) for name in ("scatter", "strided", "update")
@@ -102,11 +102,11 @@ class OpenCLPrimitives(Primitives):
         # The last arrays over host memory may be collected together with the device, and after it.
         cl.call("clRetainCommandQueue", self._maps.handle)
         address = -(-mapped // ALIGNED) * ALIGNED
-        self._host[address] = buffer, mapped
+        self._host[address] = buffer, mapped, mapped + size
         return address
 
     def free_host(self, address: int) -> None:
-        buffer, mapped = self._host.pop(address)
+        buffer, mapped, _ = self._host.pop(address)
         cl.call("clEnqueueUnmapMemObject", self._maps.handle, buffer, mapped, 0, None, None)
         cl.call("clReleaseMemObject", buffer)
         cl.call("clFlush", self._maps.handle)
@@ -114,7 +114,7 @@ class OpenCLPrimitives(Primitives):
 
     def is_mapped(self, address: int) -> bool:
         """Whether a buffer is mapped there that lies in host memory of the driver's, as the driver says."""
-        buffer, _ = self._host.get(address, (0, 0))
+        buffer = next((buffer for buffer, begin, end in self._host.values() if begin <= address < end), 0)
         flags = cl.info("clGetMemObjectInfo", buffer, cl.MEM_FLAGS, 8) if buffer else b""
         return bool(int.from_bytes(flags, "little") & cl.ALLOC_HOST_PTR)
 
