@@ -78,9 +78,11 @@ def test_host_memory_is_mapped_and_given_back_while_a_stream_is_held(opened):
     with opened.device.hold_stream(stream):
         stream.record()
         address = primitives.allocate_host(5000)
-        _, mapped = primitives._host[address]
+        _, mapped, end = primitives._host[address]
         assert address % 256 == 0
         assert mapped <= address < mapped + 256
+        assert end >= address + 5000
+        assert primitives.is_mapped(address + 4999)
         primitives.free_host(address)
         assert address not in primitives._host
 
