@@ -20,6 +20,9 @@ from hypothesis import Phase, settings
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+# No test uses anyio's plugin, whose imports take each pytest that a test starts a tenth of a second.
+os.environ.setdefault("PYTEST_ADDOPTS", "-p no:anyio")
+
 os.environ.setdefault("HAL_TEST_SHARE", "0.1")
 EXAMPLES = round(100 * float(os.environ["HAL_TEST_SHARE"]))
 """Examples of a property without a number of its own (``tests/share.py``)."""
