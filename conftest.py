@@ -109,9 +109,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
 
 
 def pytest_collection_finish() -> None:
-    """All is imported, and none of it is garbage: tests that collect garbage need not walk through Paddle each time.
+    """All is imported, and stays: tests that collect garbage need not walk through Paddle each time. Some of it is
+    garbage, some 20 MB, which takes a third of a second to find.
 
-    Those that need a collection ask for it; by itself it comes seldom."""
+    Tests that need a collection ask for it; by itself it comes seldom."""
     gc.enable()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
