@@ -20,6 +20,9 @@ from hypothesis import Phase, settings
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 
+# No test uses anyio's plugin, whose imports take each pytest that a test starts a tenth of a second.
+os.environ.setdefault("PYTEST_ADDOPTS", "-p no:anyio")
+
 os.environ.setdefault("HAL_TEST_SHARE", "0.1")
 EXAMPLES = round(100 * float(os.environ["HAL_TEST_SHARE"]))
 """Examples of a property without a number of its own (``tests/share.py``)."""
@@ -106,13 +109,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # noqa
 
 
 def pytest_collection_finish() -> None:
-    """All is imported, and none of it is garbage: tests that collect garbage need not walk through Paddle each time.
+    """All is imported, and stays: tests that collect garbage need not walk through Paddle each time. Some of it is
+    garbage, some 20 MB, which takes a third of a second to find.
 
-    Those that need a collection ask for it; by itself it comes seldom."""
+    Tests that need a collection ask for it; by itself it comes seldom."""
     gc.enable()
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file has left to live, such as caches, is no garbage of the next one's either."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

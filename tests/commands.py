@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIBRARIES = ("numpy", "typer", "rich", "safetensors.numpy", "tokenizers", "msgspec", "pydantic", "stevedore")
-LIBRARIES += ("pytest", "hypothesis.stateful")
+LIBRARIES = ("numpy.typing", "typer", "rich.live", "safetensors.numpy", "tokenizers", "msgspec")
+LIBRARIES += ("pydantic.type_adapter", "packaging.requirements", "stevedore", "pytest", "hypothesis.stateful")
 """What ``hal run`` and ``hal conform`` import besides hal, and what takes most of their time; for the fixture ``warm``,
 whose process is the same for all files that ask for the same."""
 RUN = "from hal.cli import main; main()"

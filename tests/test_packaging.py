@@ -177,11 +177,6 @@ def sources(folder):
 
 
 @cache
-def tree(path):
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
-
-
-@cache
 def imports(path):
     """(module, line, whether at module level) of each absolute import; imports for type checkers do not count."""
 
@@ -199,7 +194,7 @@ def imports(path):
             for child in ast.iter_child_nodes(node):
                 yield from visit(child, top and not inside)
 
-    return list(visit(tree(path), True))
+    return list(visit(ast.parse(path.read_text(encoding="utf-8"), str(path)), True))
 
 
 def test_the_core_imports_no_framework_at_module_level():

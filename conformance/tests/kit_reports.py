@@ -5,6 +5,9 @@ from pathlib import Path
 
 HANGS = 900
 """Seconds after which a run of the kit counts as hung, on a busy machine."""
+LIBRARIES = ("numpy", "hypothesis.stateful", "pytest")
+LIBRARIES += ("hal_conformance.report.command", "hal_conformance.report.supervisor")
+"""Modules that each run of the kit imports before pytest runs: it is a fork of one process that has imported them."""
 HERE = Path(__file__).parent
 RUN_MODULE = "import runpy, sys; name = sys.argv.pop(1); runpy.run_module(name, run_name='__main__', alter_sys=True)"
 

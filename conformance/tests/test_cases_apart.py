@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from .kit_reports import HERE, RUN_MODULE, entry, outcomes
+from .kit_reports import HERE, LIBRARIES, RUN_MODULE, entry, outcomes
 
-WARM = ("numpy", "hypothesis.stateful", "pytest")
+WARM = LIBRARIES
 pytestmark = pytest.mark.long(30)
 CRASH = "test_g26_closing_one_device_leaves_another_as_it_was"
 HANG = "test_g26_a_context_closes_the_device_and_keeps_the_error_under_way"

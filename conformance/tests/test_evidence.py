@@ -2,9 +2,9 @@
 
 import pytest
 
-from .kit_reports import entry, outcomes
+from .kit_reports import LIBRARIES, entry, outcomes
 
-WARM = ("numpy", "hypothesis.stateful", "pytest")
+WARM = LIBRARIES
 CHOSEN = "--only=G10,G26"
 UNCHECKED = {"unprobed": (), "raises": ("G26",), "unspoilt": ("G26",)}
 

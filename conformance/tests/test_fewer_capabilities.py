@@ -2,7 +2,9 @@
 
 import pytest
 
-WARM = ("numpy", "hypothesis.stateful", "pytest")
+from .kit_reports import LIBRARIES
+
+WARM = LIBRARIES
 UNCHECKED = {
     "can_hold_stream": {"G3": "can_hold_stream", "G28": "can_hold_stream"},
     "async_d2h": {"G3": "async_d2h", "G28": "async_d2h"},  # tests copy out while a stream is held

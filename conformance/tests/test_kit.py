@@ -11,11 +11,10 @@ import pytest
 from hal_conformance.harness.guarantees import GUARANTEES
 from hal_conformance.harness.isolated import KitProcess
 
-from .kit_reports import HANGS, HERE, RUN_MODULE, entry, outcomes
+from .kit_reports import HANGS, HERE, LIBRARIES, RUN_MODULE, entry, outcomes
 
 pytestmark = pytest.mark.long(60)
-WARM = ("numpy", "hypothesis.stateful", "pytest")
-"""Modules that each run of the kit imports besides it: runs are forks of one process that has imported them."""
+WARM = LIBRARIES
 
 
 @pytest.mark.whole_kit

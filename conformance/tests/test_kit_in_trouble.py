@@ -12,9 +12,9 @@ import pytest
 from hal_conformance.ranks.processes import RankPool
 from hal_core.errors import TicketTimeout
 
-from .kit_reports import entry
+from .kit_reports import LIBRARIES, entry
 
-WARM = ("numpy", "hypothesis.stateful", "pytest")
+WARM = LIBRARIES
 pytestmark = pytest.mark.long(20)
 
 

@@ -12,7 +12,9 @@ from hal_conformance import kit
 from hal_conformance.harness import places
 from hal_conformance.report.report import cause_of
 
-WARM = ("numpy", "hypothesis.stateful", "pytest")
+from .kit_reports import LIBRARIES
+
+WARM = LIBRARIES
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ from hal_conformance.report.outcomes import LONGEST, Report, clipped
 from hal_conformance.report.rendering import render
 from hal_conformance.report.report import cause_of, message_of
 
+from .kit_reports import LIBRARIES
+
 pytestmark = pytest.mark.long(15)
-WARM = ("numpy", "hypothesis.stateful", "pytest")
+WARM = LIBRARIES
 
 
 def test_one_run_writes_text_json_and_html(tmp_path, conform):

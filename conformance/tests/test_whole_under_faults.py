@@ -3,10 +3,11 @@
 import pytest
 from hal_conformance.liars.faults import DelayedCopies
 
+from .kit_reports import LIBRARIES
 from .test_liars import without_driver, without_simulator
 
 pytestmark = [pytest.mark.conform, pytest.mark.long(120)]
-WARM = ("numpy", "hypothesis.stateful", "pytest")
+WARM = LIBRARIES
 DEVICES = {
     "cpu": ("cpu", str),
     "queue": ("--device-factory=queued_device:queued", str),

@@ -85,6 +85,24 @@ def _place(item: pytest.Item) -> tuple[bool, bool, int, bool]:
     return not _primitive(item), bool(mark.args[2]), int(mark.args[0]), _RANKS in mark.args[1]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
+    """Make one item of a test that is not chosen, instead of one for each case: it is deselected below."""
+    option = collector.config.getoption
+    mark = next((one for one in getattr(obj, "pytestmark", ()) if one.name == "guarantee"), None)
+    if mark is None or not option("--hal-only") or option("--hal-skip"):  # a case may be skipped by its name
+        return None
+    from hal_core.errors import HalError
+
+    from .report.report import borne, chosen
+
+    try:
+        wanted = chosen(option("--hal-only"))
+    except HalError:  # refused below
+        return None
+    return None if borne(mark) & wanted else [pytest.Function.from_parent(collector, name=name)]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the chosen guarantees, and sort the tests by their numbers."""

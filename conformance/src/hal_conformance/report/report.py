@@ -25,10 +25,15 @@ if TYPE_CHECKING:
 PROFILE = "HAL_PROFILE"
 
 
+def borne(mark: pytest.Mark) -> set[int]:
+    """Return the guarantee that a test with this mark checks, and its additional ones."""
+    return {int(mark.args[0]), *mark.args[3]}
+
+
 def bears(item: pytest.Item) -> set[int]:
-    """Return the guarantee that a test checks, and its additional ones."""
+    """Return the same of an item; none if it is no test of the kit."""
     mark = item.get_closest_marker("guarantee")
-    return {int(mark.args[0]), *mark.args[3]} if mark else set()
+    return borne(mark) if mark else set()
 
 
 def chosen(text: str) -> set[int]:
