@@ -145,7 +145,8 @@ class _Local:
             raise
         for one in ended:
             if not one.reported:
-                self._streams.end(one.request_id, len(one.token_ids), one.reason, one.message)
+                tokens = len(one.token_ids)
+                self._streams.end(one.request_id, tokens, one.reason, one.message, refused=one.refused)
         while self._streams.stopped:
             self.engine.abort(self._streams.stopped.popleft())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import mmap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from hal.cli.logs import Few
 from hal_engine.generation import AsyncEngine, Part
 
 from .answers import Answers, Wanted, wanted_of
@@ -42,6 +44,8 @@ from .settings import Settings
 from .shapes import ChatShape, CompletionShape, Shape, usage_of
 from .sizes import InPieces, check_size, encoded
 
+log = logging.getLogger("hal.serving")
+log.addFilter(Few())
 PAGE = Path(__file__).with_name("page.html").read_bytes()
 _NAME = 100
 """Most characters of a name that an error repeats."""
@@ -380,6 +384,9 @@ class _App(Starlette):
         try:
             await super().__call__(scope, receive, scope[ENTRY].named(send))
         finally:
+            answers = scope[ENTRY].answers
+            if answers is not None and answers.error is not None and error_of(answers.error).status == 500:
+                log.error("request %s: %s", scope[ENTRY].name, answers.error)
             if self.log is not None:
                 self.log(scope[ENTRY])
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from sysconfig import get_path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -26,6 +28,21 @@ class RunnerFailed(PluginError):
 
     exit_status = 1
     """Exit status of a command that ends with it."""
+
+
+_LIBRARIES = (get_path("stdlib"), get_path("purelib"), get_path("platlib"))
+_OURS = ("hal.", "hal_core.", "hal_engine.")
+
+
+def raised_at(error: BaseException) -> str:
+    """Return "FILE:LINE" of the innermost call outside hal and installed libraries, else of the innermost one."""
+    calls = [
+        (frame.f_code.co_filename, frame.f_globals.get("__name__", ""), line)
+        for frame, line in walk_tb(error.__traceback__)
+    ]
+    own = [one for one in calls if not one[0].startswith(_LIBRARIES) and not one[1].startswith(_OURS)]
+    file, _, line = (own or calls)[-1]
+    return f"{Path(file).name}:{line}"
 
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
