@@ -90,7 +90,7 @@ def command(
     from hal_engine.timeouts import TIMEOUTS
 
     with as_typed(model="--model"):
-        plan = ModelPlan(options.model)
+        plan = ModelPlan(options.model, options)
         setup = plan.serve(options, timed=True)
     if (template := ChatTemplate(plan.path)).fault:
         say(f"hal: /v1/chat/completions is off: {template.fault}")

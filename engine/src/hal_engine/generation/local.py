@@ -91,7 +91,7 @@ class _Local:
         self.key = _key(model, options)
         self._stack, self._streams, self._count = ExitStack(), Streams(), 0
         with named_as_parameters():
-            self.plan = ModelPlan(model)
+            self.plan = ModelPlan(model, options)
             self._setup = self.plan.serve(options)
             self.engine = self._stack.enter_context(open_engine(self._setup, self._streams.take)).engine
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from sysconfig import get_path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -30,19 +29,21 @@ class RunnerFailed(PluginError):
     """Exit status of a command that ends with it."""
 
 
-_LIBRARIES = (get_path("stdlib"), get_path("purelib"), get_path("platlib"))
-_OURS = ("hal.", "hal_core.", "hal_engine.")
+_LIBRARIES = {
+    "hal_core",
+    "hal_engine",
+    "site-packages",
+    "dist-packages",
+    Path(walk_tb.__code__.co_filename).parent.name,
+}
+"""Folders of hal, of installed packages and of Python's own modules."""
 
 
 def raised_at(error: BaseException) -> str:
     """Return "FILE:LINE" of the innermost call outside hal and installed libraries, else of the innermost one."""
-    calls = [
-        (frame.f_code.co_filename, frame.f_globals.get("__name__", ""), line)
-        for frame, line in walk_tb(error.__traceback__)
-    ]
-    own = [one for one in calls if not one[0].startswith(_LIBRARIES) and not one[1].startswith(_OURS)]
-    file, _, line = (own or calls)[-1]
-    return f"{Path(file).name}:{line}"
+    calls = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    file, line = ([one for one in calls if not _LIBRARIES.intersection(one[0].parts)] or calls)[-1]
+    return f"{file.name}:{line}"
 
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
