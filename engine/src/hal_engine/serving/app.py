@@ -63,22 +63,29 @@ OnFailure = Callable[[HalError, bool], object]
 
 
 class Server:
-    """Serves one engine, which it opens when it starts: until then, and once the engine has failed, it answers 503."""
+    """Serves one engine, which it opens when it starts: until then, and once the engine has failed, it answers 503.
+
+    ``template``: of chats; None: the model's. ``drain``: what its requests have when it stops, which the caller begins;
+    None: 30 s. ``gate``: that of its connections, for ``/metrics``. ``on_ready``: called once the engine takes
+    requests. ``log``: called with the fields of each request's line
+    (:meth:`hal_engine.serving.requests_log.Entry.fields`).
+    """
 
     def __init__(
         self,
         engine: AsyncEngine,
         settings: Settings,
-        drain: Drain,
-        on_failure: OnFailure,
+        *,
         template: ChatTemplate | None = None,
+        drain: Drain | None = None,
         gate: Gate | None = None,
+        on_failure: OnFailure = lambda error, ran: None,
         on_ready: Callable[[], object] = lambda: None,
         log: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:
         self.engine, self.settings, self._gate, self._on_ready, self._log = engine, settings, gate, on_ready, log
         self.metrics, self.template = Metrics(settings.model), template or ChatTemplate(engine.plan.path)
-        self._drain, self._opened, self._on_failure = drain, asyncio.Event(), on_failure
+        self._drain, self._opened, self._on_failure = drain or Drain(30.0), asyncio.Event(), on_failure
         self._error: HalError | None = None
         self._threads, self._turn = ThreadPoolExecutor(2, "hal-bodies"), asyncio.Lock()
 
@@ -445,21 +452,3 @@ def _log(log: Callable[[Mapping[str, Any]], object], routes: Sequence[Route], en
     fields = entry.fields(routes)
     if fields["status"] != 200 or fields["route"] not in _PROBES:
         log(fields)
-
-
-def make_app(
-    engine: AsyncEngine,
-    settings: Settings,
-    *,
-    template: ChatTemplate | None = None,
-    drain: Drain | None = None,
-    gate: Gate | None = None,
-    on_failure: OnFailure = lambda error, ran: None,
-    on_ready: Callable[[], object] = lambda: None,
-    log: Callable[[Mapping[str, Any]], object] | None = None,
-) -> Starlette:
-    """Return the ASGI application of a server. ``template``: of chats; None: the model's. ``drain``: what its requests
-    have when it stops, which the caller begins; None: 30 s. ``gate``: that of its connections, for ``/metrics``.
-    ``on_ready``: called once the engine takes requests. ``log``: called with the fields of each request's line
-    (:meth:`hal_engine.serving.requests_log.Entry.fields`)."""
-    return Server(engine, settings, drain or Drain(30.0), on_failure, template, gate, on_ready, log).app()
