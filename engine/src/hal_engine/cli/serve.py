@@ -23,7 +23,7 @@ from hal_engine.children import API_KEY
 from hal_engine.options import EngineOptions, engine_options
 
 from .config_file import read_config
-from .parameters import described, parameters, read, set_parameters, variable_of
+from .parameters import described, parameters, read, set_parameters, variable_of, was_given
 from .server_options import Server
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def command(
         raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
     allowed = _allowed(wanted, has_key=bool(key))
     if wanted.uds is not None:
+        if unused := [name for name in ("host", "port") if was_given(ctx, name)]:
+            raise InvalidValue("beside --uds there is none", cure="leave one out", argument=f"--{unused[0]}")
         serving.check_path(wanted.uds)
     from hal_engine.generation import AsyncEngine
     from hal_engine.generation.plan import ModelPlan
@@ -111,6 +113,7 @@ def command(
         port,
         uds=wanted.uds,
         root_path=wanted.root_path,
+        forwarded_allow_ips=None if wanted.uds is None else "*",  # whoever may open the socket names the client
         **wanted.tls(),
         http=partial(serving.Connection, gate=gate),  # type: ignore[arg-type]  # a class, or what makes its instances
         ws="none",
