@@ -110,6 +110,8 @@ def test_draws_are_those_of_hal_run_with_the_same_seed(command):
         ({"prompt": "x", "model": "nowhere"}, "no directory 'nowhere'"),
         ({"prompt": "x", "maxtokens": 3}, "maxtokens: no such parameter (did you mean max_tokens?)"),
         ({"prompt": "x", "models": "y"}, "models: no such parameter (did you mean model?)"),
+        ({"prompt": "x", "modle": "y"}, "modle: no such parameter (did you mean model?)"),
+        ({"prompt": "x", "top_q": 1}, "top_q: no such parameter (known: model, device, "),
         ({"prompt": "x", "zzz": 1}, "zzz: no such parameter (known: model, device, "),
         ({"prompt": "x", "stop": 3}, "stop: 3 (give texts)"),
         ({"prompt": ["x", 3]}, "prompt: 3 is no text (give a text, or a list of texts)"),

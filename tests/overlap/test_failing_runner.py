@@ -84,6 +84,14 @@ def test_v_shows_where_a_runner_raised(run):
     assert 'failing.py", line' in err
 
 
+def test_without_json_one_line_names_the_request_the_file_and_the_line(command, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("FAILING_STEPS", "0")
+    err = command("run", *RUNNER, "--device", "cpu", "aa").err
+    assert re.search(rf"^hal: request 'r0': {WHAT} \(failing\.py:\d+\)$", err, re.MULTILINE)
+    assert err.count(WHAT) == 1
+
+
 def test_a_runner_that_calls_exit_ends_the_command_with_an_error(run, monkeypatch):
     def leaves(*_):
         raise SystemExit(0)

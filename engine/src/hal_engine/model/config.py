@@ -120,14 +120,10 @@ def read_text_config(directory: Path, longest: int | None) -> TextConfig:
 
 def _fields_of(directory: Path) -> tuple[dict[str, Any], str]:
     """Return what ``config.json`` has, and the file's name."""
-    if not directory.is_dir():
-        raise InvalidValue(
-            f"no directory {str(directory)!r}", cure="give a directory with config.json", argument="--model"
-        )
-    if not (directory / "config.json").exists():
-        what = f"no config.json in {str(directory)!r}"
+    if not (path := directory / "config.json").exists():
+        what = f"no {'config.json in' if directory.is_dir() else 'directory'} {str(directory)!r}"
         raise InvalidValue(what, cure="give the directory of a checkpoint", argument="--model")
-    return read_json(directory / "config.json"), str(directory / "config.json")
+    return read_json(path), str(path)
 
 
 def _with_ends(config: _Config, directory: Path) -> _Config:
