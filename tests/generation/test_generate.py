@@ -309,7 +309,7 @@ async def mistaken():
             got.append(error.value.argument)
         with pytest.raises(InvalidValue, match=r"the engine is open already \(make one for each async with\)"):
             await engine.__aenter__()
-        ids, number = np.array(engine.plan.encode(PROMPTS[0])), np.int64(1)
+        ids, number = np.array(engine.plan.tokenizer.encode(PROMPTS[0])), np.int64(1)
         text = await text_of(engine, ids, GREEDY, number=number, priority=number)
     with pytest.raises(Unavailable, match=r"the engine was closed \(open another one\)"):
         await asyncio.wait_for(text_of(engine, [5]), 60)

@@ -129,20 +129,18 @@ def command(
 
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
-    log_filter = _ServerLog()
-    parts = serving.Parts(
-        title=shown, drain=draining, gate=gate, readiness=readiness, lines=lines, on_error=log_filter.keep
-    )
+    kept = _ServerLog()
+    parts = serving.Parts(title=shown, drain=draining, gate=gate, readiness=readiness, lines=lines, on_error=kept.keep)
     server = serving.Listening(settings_of_uvicorn, parts)
-    logging.getLogger("uvicorn.error").addFilter(log_filter)
+    logging.getLogger("uvicorn.error").addFilter(kept)
     signals.grace = drain
     try:
         with lines_by_thread(TIMEOUTS.shown), logs.of_libraries():
             server.run()
     except SystemExit:  # uvicorn's way to end if it cannot listen
-        if log_filter.error is None:
+        if kept.error is None:
             raise
-        raise _cannot_listen(wanted, log_filter.error) from None
+        raise _cannot_listen(wanted, kept.error) from None
     finally:
         signals.grace = 0.0
     if failures:

@@ -117,13 +117,6 @@ class ModelPlan:
         seed = draw_seed(draw_seed(params.seed, f"r{number}"), name)  # the name's part twice is none
         return Request(name, ids, replace(params, seed=seed), priority=priority)
 
-    def encode(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
-        """The prompt's token ids. ``add_special_tokens``: see :meth:`Tokenizer.encode`. Raises :class:`InvalidValue`
-        for a text that is not UTF-8."""
-        if not isinstance(prompt, str):
-            return list(prompt)
-        return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-
     def answer(self, prompt: Sequence[int], stop: str | Sequence[str], params: SamplingParams) -> AnswerText:
         """The text of an answer, which ends with the first stop text in it."""
         return AnswerText(self.tokenizer.stream(prompt), checked_stops(stop), params.min_tokens)

@@ -112,7 +112,7 @@ class Listening(uvicorn.Server):
         drain, lines = self._parts.drain, self._parts.lines
         drain.begin()
         if running := len(self.server_state.tasks):
-            requests = "1 request has" if running == 1 else f"{running} requests have"
+            requests = f"{running} request{'s have' if running > 1 else ' has'}"
             say(f"hal: stopping: {requests} {drain.seconds:g} s (a second signal ends them now)")
         self._parts.readiness.stopping()
         await super().shutdown(sockets)

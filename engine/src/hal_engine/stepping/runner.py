@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -29,19 +29,13 @@ class RunnerFailed(PluginError):
     """Exit status of a command that ends with it."""
 
 
-_LIBRARIES = {
-    "hal_core",
-    "hal_engine",
-    "site-packages",
-    "dist-packages",
-    Path(walk_tb.__code__.co_filename).parent.name,
-}
+_LIBRARIES = {"hal_core", "hal_engine", "site-packages", "dist-packages", Path(traceback.__file__).parent.name}
 """Folders of hal, of installed packages and of Python's own modules."""
 
 
 def raised_at(error: BaseException) -> str:
     """Return "FILE:LINE" of the innermost call outside hal and installed libraries, else of the innermost one."""
-    calls = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    calls = [(Path(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(error.__traceback__)]
     file, line = ([one for one in calls if not _LIBRARIES.intersection(one[0].parts)] or calls)[-1]
     return f"{file.name}:{line}"
 
