@@ -89,8 +89,9 @@ def test_what_the_drain_cuts_ends_with_an_error_object(with_template):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_the_drain(request, number):
-    """The engine is stopped, so the request cannot end by itself."""
+def test_a_second_signal_ends_the_drain(request, monkeypatch, number):
+    """The engine is stopped, and its silence allowed, so the request cannot end by itself."""
+    monkeypatch.setenv("HAL_SECONDS_PROCESS_SILENCE", "3600")
     former = signal.signal(number, signal.default_int_handler)  # where pytest ignores it, the server would too
     request.addfinalizer(lambda: signal.signal(number, former))
     with serving("--slots", "2", "--drain", "86400") as served:
