@@ -229,9 +229,9 @@ def serve(way: str, port: int) -> None:
         asyncio.run(run_engine())
     elif way == "h11":
         import uvicorn
-        from hal_engine.serving import Settings, make_app
+        from hal_engine.serving import Server, Settings
 
-        app = make_app(stand_in(), Settings(model="default"))
+        app = Server(stand_in(), Settings(model="default")).app()
         options: dict[str, Any] = {"access_log": False, "log_level": "warning", "server_header": False}
         uvicorn.run(app, host="127.0.0.1", port=port, http="h11", loop="asyncio", lifespan="on", **options)
     else:

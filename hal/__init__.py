@@ -46,6 +46,11 @@ def __getattr__(name: str) -> object:
         try:
             value = getattr(import_module(_HOME[name]), name)
         except ModuleNotFoundError as error:
+            from importlib.util import find_spec
+
+            if find_spec("hal_core") is None:
+                cure = "use the environment that it was installed into (.venv/bin/python in a clone)"
+                raise ImportError(f"hal is not installed in this Python: {cure}") from None
             if error.name not in (_ENGINE, former.RUNNER):
                 raise
             raise engine_missing(f"hal.{name}") from None

@@ -89,6 +89,15 @@ def test_what_does_not_need_the_package_works_without_it(tmp_path):
     assert without(tmp_path, "cryptography,paddle,pydantic", "devices").returncode == 0
 
 
+@pytest.mark.parametrize("name", ["generate", "devices", "AsyncEngine"])
+def test_a_python_without_hal_says_so_in_a_clone(name):
+    program = f"import sys; sys.path.append({str(ROOT)!r}); import hal; hal.{name}"
+    command = [sys.executable, "-I", "-S", "-c", program]  # -S: without installed packages
+    err = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stderr
+    assert err.count("Traceback") == 1
+    assert err.splitlines()[-1].startswith("ImportError: hal is not installed in this Python: use the environment that")
+
+
 def test_a_paddle_that_does_not_import_is_one_line(tmp_path):
     (tmp_path / "paddle").mkdir()
     (tmp_path / "paddle" / "__init__.py").write_text("raise ImportError('libgomp.so.1: cannot open\\nshared object')\n")

@@ -96,6 +96,7 @@ ROWS = [
     ((*X, "--chunk", "0"), "--chunk: 0"),
     ((*X, "--sink", "bla://x"), "--sink: 'bla://x' has no scheme of "),
     ((*X, "--device", "gpu"), "--device: no device 'gpu'; installed: "),
+    ((*X, "--device", "cpu:7"), "cpu: index: no device cpu:7: there is only cpu:0 (choose another)"),
     ((*X, "--device", "cpuu"), "--device: no device 'cpuu'"),
     ((*X, "--device", "sims"), "--device: no device 'sims'"),
     ((*X, "--require", "async_set_value"), "--require: 'async_set_value' is no NAME=VALUE"),
@@ -114,6 +115,8 @@ ROWS = [
     ((*CPU, "--runner", "no.such.module:Runner"), "--runner: no.such.module:Runner: No module named 'no'"),
     ((*CPU, "--runner", "hal_sim.mixing:Nobody"), "has no attribute 'Nobody' (install it, or"),
     ((*CPU, "--runner", "hal_sim.mixing:MixRuner"), "has no attribute 'MixRuner' (hal_sim.mixing has MixRunner)"),
+    ((*CPU, "--runner", "my_runner.MyRunner"), "(did you mean my_runner:MyRunner?)"),
+    ((*CPU, "--runner", "my"), "(pip install -e hal-my)"),
     ((*CPU, *MIX), "runs only on the sim device, not on cpu:0 (give --device sim"),
     ((*CPU, *MIX, "--speculate", "ngram"), "--speculate: ngram drafts beside"),
     ((*CPU, "--speculate", "mtp", "--drafts", "6"), "--drafts: 6 (give a whole number from 1 to 5)"),
@@ -142,8 +145,9 @@ ROWS = [
 def folder(tmp_path, monkeypatch):
     """Some files, in the current folder; it is the same afterwards."""
     files = {"file": b"", "nothing": b"", "lines": b"\n\n", "bytes": b"\xff\xfe", "hal-mychip/work.py": b"mine"}
-    (tmp_path / "hal-mychip").mkdir()
+    files["hal-my/pyproject.toml"] = b""
     for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     monkeypatch.chdir(tmp_path)
     yield

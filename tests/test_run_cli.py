@@ -41,7 +41,7 @@ def test_one_prompt_streams_prompt_and_text(run, run_json):
     assert status == 0
     assert out == f"def main({answer['text']}\n"
     assert err.startswith("hal: 24 tokens in ")
-    assert err.endswith(" tokens/s), device cpu:0, model on cpu; 3 notes: -v\n")
+    assert err.endswith(" tokens/s), device cpu:0, model on cpu; 3 notes (-v shows them)\n")
     assert (err.count("\n"), len(err) <= 101) == (1, True)
 
 

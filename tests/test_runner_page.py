@@ -1,14 +1,18 @@
 """docs/runner.md: its runners run as printed, by the commands and options that it names, and are the template's."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
+import httpx
 import pytest
 from hal_conformance import scaffold
 from hal_engine.model import DEFAULT_CHECKPOINT
 
 import hal
 
+from .serving.conftest import serving
 from .vendors_environment import install, make, run
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +72,55 @@ def test_a_model_of_transformers_gives_the_tokens_of_the_paddle_model():
     wanted = hal.generate(prompts, temperature=0, runner="paddle", model=str(DEFAULT_CHECKPOINT), **OPTIONS)
     for options in ({}, {"slots": 1, "chunk": 3}):
         assert hal.generate(prompts, temperature=0, runner="causal:CausalRunner", **OPTIONS, **options) == wanted
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    """A folder with the shipped model's tokenizer and a configuration as GPT-2's; call it to change fields."""
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    shutil.copy(DEFAULT_CHECKPOINT / "tokenizer.json", folder)
+    vocab = json.loads((DEFAULT_CHECKPOINT / "config.json").read_bytes())["vocab_size"]
+    own = {"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "activation_function": "gelu_new", "eos_token_id": 0}
+
+    def write(**fields):
+        (folder / "config.json").write_text(json.dumps(fields))
+        return str(folder)
+
+    write(**own, model_type="gpt2", vocab_size=vocab, n_positions=96)
+    write.vocab, write.folder = vocab, str(folder)
+    return write
+
+
+@pytest.mark.usefixtures("files")
+def test_a_named_runner_needs_no_llama_but_a_tokenizer_and_two_sizes(command, gpt2):
+    options = ("run", "--json", "--runner", "my_runner:MyRunner", "--temperature", "0", "--max-tokens", "9", PROMPTS[0])
+    own, shipped = command(*options, "--model", gpt2.folder), command(*options)
+    assert own.answers[0]["text"] == shipped.answers[0]["text"]
+    with serving("--runner", "my_runner:MyRunner", "--model", gpt2.folder) as served:
+        body = {"prompt": PROMPTS[0], "max_tokens": 9, "temperature": 0}
+        answer = httpx.post(f"{served.url}/v1/completions", json=body).json()
+        assert answer["choices"][0]["text"] == own.answers[0]["text"]
+        (model,) = httpx.get(f"{served.url}/v1/models").json()["data"]
+        assert model["max_model_len"] == 96
+    refused = command("run", "--model", gpt2.folder, "x")
+    assert "config.json: architectures: " in refused.err
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("fields", "options", "missing"),
+    [
+        ((), (), "vocab_size"),
+        (("vocab_size",), (), "max_position_embeddings"),
+        (("vocab_size",), ("--max-model-len", "64"), ""),
+    ],
+)
+def test_a_missing_size_is_named(command, gpt2, fields, options, missing):
+    folder = gpt2(**dict.fromkeys(fields, gpt2.vocab))
+    done = command("run", "--runner", "my_runner:MyRunner", "--model", folder, "--max-tokens", "4", "x", *options)
+    assert done.status == (2 if missing else 0)
+    assert (f"gpt2/config.json: {missing}: absent: a whole number" in done.err) is bool(missing)
 
 
 def test_a_made_package_is_found_and_passes_its_own_tests(tmp_path):

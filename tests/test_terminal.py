@@ -248,5 +248,5 @@ def test_the_closing_line_is_complete_however_long(verbose, live):
     summarize(counting, answers, options, **parts)
     *before, line = "".join(counting.written).splitlines()
     assert before == (["one", "two", "three"] if verbose else ["one"] * live)
-    more = "" if verbose else "; 2 notes: -v"
+    more = "" if verbose else "; 2 notes (-v shows them)"
     assert line == f"10 tokens in 2.00 s (5.0 tokens/s), device {'x' * 200} (sim){more}"

@@ -110,6 +110,8 @@ def test_draws_are_those_of_hal_run_with_the_same_seed(command):
         ({"prompt": "x", "model": "nowhere"}, "no directory 'nowhere'"),
         ({"prompt": "x", "maxtokens": 3}, "maxtokens: no such parameter (did you mean max_tokens?)"),
         ({"prompt": "x", "models": "y"}, "models: no such parameter (did you mean model?)"),
+        ({"prompt": "x", "modle": "y"}, "modle: no such parameter (did you mean model?)"),
+        ({"prompt": "x", "top_q": 1}, "top_q: no such parameter (known: model, device, "),
         ({"prompt": "x", "zzz": 1}, "zzz: no such parameter (known: model, device, "),
         ({"prompt": "x", "stop": 3}, "stop: 3 (give texts)"),
         ({"prompt": ["x", 3]}, "prompt: 3 is no text (give a text, or a list of texts)"),
@@ -307,7 +309,7 @@ async def mistaken():
             got.append(error.value.argument)
         with pytest.raises(InvalidValue, match=r"the engine is open already \(make one for each async with\)"):
             await engine.__aenter__()
-        ids, number = np.array(engine.plan.encode(PROMPTS[0])), np.int64(1)
+        ids, number = np.array(engine.plan.tokenizer.encode(PROMPTS[0])), np.int64(1)
         text = await text_of(engine, ids, GREEDY, number=number, priority=number)
     with pytest.raises(Unavailable, match=r"the engine was closed \(open another one\)"):
         await asyncio.wait_for(text_of(engine, [5]), 60)

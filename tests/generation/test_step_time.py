@@ -19,9 +19,9 @@ def spent(device, *, timed, **options):
     began = time.monotonic()
     setup = plan.serve(EngineOptions(device=device, max_model_len=64, **options), timed=timed)
     with open_engine(setup, lambda record: None) as opened:
-        engine = opened.engine
+        engine, ids = opened.engine, plan.tokenizer.encode("def main(")
         first = engine.spent
-        engine.submit(Request("a", plan.encode("def main("), SamplingParams(max_tokens=TOKENS, temperature=0)))
+        engine.submit(Request("a", ids, SamplingParams(max_tokens=TOKENS, temperature=0)))
         ended = []
         while engine.busy:
             ended += engine.step()

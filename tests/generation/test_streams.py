@@ -100,9 +100,19 @@ def test_an_end_that_no_record_tells_waits_for_the_tokens_before_it(streams):
 
 def test_a_request_that_was_refused_raises_its_message(streams):
     parts = begin(streams)
-    streams.end("r", 0, FinishReason.ERROR, "the prompt has no tokens")
+    streams.end("r", 0, FinishReason.ERROR, "the prompt has no tokens", refused=True)
     assert isinstance(parts[0], InvalidValue)
     assert parts[0].what == "the prompt has no tokens"
+
+
+@pytest.mark.parametrize("by_record", [True, False])
+def test_an_error_before_the_first_token_is_not_the_callers(streams, by_record):
+    parts = begin(streams)
+    if by_record:
+        streams.take(record("r", "", 0, FinishReason.ERROR, "the runner raised"))
+    else:
+        streams.end("r", 0, FinishReason.ERROR, "no worker is left")
+    assert type(parts[0]) is HalError
 
 
 def test_tokens_that_are_lost_on_the_way_are_an_error(streams):

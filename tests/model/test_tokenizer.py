@@ -24,7 +24,7 @@ def test_any_text_survives_the_round_trip(tokenizer, text):
 
 
 def test_special_tokens_give_no_text(tokenizer):
-    (end,) = tokenizer.eos_token_ids
+    (end,) = read_config(DEFAULT_CHECKPOINT).eos_token_ids
     assert tokenizer.decode([end, *tokenizer.encode("x"), end]) == "x"
     assert tokenizer.encode("<|endoftext|>") == [end]
 

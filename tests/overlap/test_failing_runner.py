@@ -1,5 +1,6 @@
 """``hal run`` with a runner that raises: only that step's requests end, or the command ends in one line, status 1."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,10 @@ def test_a_step_that_raises_ends_its_requests_and_no_others(run, device, overlap
     assert "Traceback" not in err
     ends = {found["request_id"]: found["finish_reason"] for found in objects}
     assert sorted(ends.values()) == ["error", "error", "length"], err
+    assert WHAT not in err, "each answer has it"
     for found in objects:
         if found["finish_reason"] == "error":
-            assert WHAT in found["message"]
+            assert re.fullmatch(rf"{WHAT} \(failing\.py:\d+\)", found["message"])
             assert found["token_ids"] == [300] * min(int(steps[0]), 4)
         else:
             assert found["token_ids"] == [300] * 4
@@ -50,7 +52,8 @@ def test_drafting_that_raises_ends_the_steps_requests_that_go_on(run, device, ov
         pytest.importorskip("hal_sim", reason="paddle-hal-sim is not installed: pip install ./plugins/sim")
     code, objects, err = run("--device", device, "--overlap", overlap, "--drafts", "2", drafts=str(step))
     assert "Traceback" not in err
-    assert "FailingRunner.propose raised RuntimeError: out of memory: 2 GiB were asked for" in err
+    unread = "FailingRunner.propose raised RuntimeError: out of memory: 2 GiB were asked for (failing.py:" in err
+    assert unread is (step == 3), "the line is for an error that no answer has"
     ends = sorted(found["finish_reason"] for found in objects)
     assert ends == (["length"] * 3 if step == 3 else ["error", "error", "length"]), err
     assert (code != 0) == (step != 3)
@@ -64,7 +67,7 @@ def test_drafting_that_raises_ends_the_steps_requests_that_go_on(run, device, ov
     ("arguments", "raises", "says"),
     [
         (("--drafts", "2"), "drafts", "FailingRunner.propose raised RuntimeError"),
-        ((), "steps", f"{WHAT}, and the device is broken: "),
+        ((), "steps", rf"{WHAT} \(failing\.py:\d+\), and the device is broken: "),
     ],
 )
 def test_a_runner_that_breaks_the_device_ends_the_command_in_one_line(run, arguments, raises, says):
@@ -72,13 +75,21 @@ def test_a_runner_that_breaks_the_device_ends_the_command_in_one_line(run, argum
     assert code == 1
     assert "Traceback" not in err
     (line,) = [line for line in err.splitlines() if "hal: error:" in line]
-    assert says in line
+    assert re.search(says, line)
     assert line.endswith("(mend the runner, then start again: a process cannot use a broken device any more)")
 
 
 def test_v_shows_where_a_runner_raised(run):
     _, _, err = run("--device", "cpu", "-v", steps="2")
     assert 'failing.py", line' in err
+
+
+def test_without_json_one_line_names_the_request_the_file_and_the_line(command, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("FAILING_STEPS", "0")
+    err = command("run", *RUNNER, "--device", "cpu", "aa").err
+    assert re.search(rf"^hal: request 'r0': {WHAT} \(failing\.py:\d+\)$", err, re.MULTILINE)
+    assert err.count(WHAT) == 1
 
 
 def test_a_runner_that_calls_exit_ends_the_command_with_an_error(run, monkeypatch):

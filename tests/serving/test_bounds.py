@@ -51,7 +51,7 @@ def test_ids_that_are_too_many_are_not_looked_at():
 
 
 def ids_of(text):
-    return ModelPlan(None).encode(text)
+    return ModelPlan(None).tokenizer.encode(text)
 
 
 def test_prompts_that_wait_to_be_encoded_are_bounded_and_long_ones_delay_no_short_ones():

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 from hal_engine.generation import AsyncEngine
-from hal_engine.serving import Allowed, Settings, make_app
+from hal_engine.serving import Allowed, Server, Settings
 
 from tests.commands import LIBRARIES
 
@@ -22,7 +22,7 @@ def ask(headers, allowed=LOCAL, method="POST", route="/tokenize", key=""):
 
     async def answer():
         engine = AsyncEngine(device="cpu")  # not opened: no route here generates
-        app = make_app(engine, Settings(model="x", allowed=allowed, api_key=key))
+        app = Server(engine, Settings(model="x", allowed=allowed, api_key=key)).app()
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as client:
             body = json.dumps({"prompt": "def main("}) if method == "POST" else None
             return await client.request(method, route, headers=headers, content=body)

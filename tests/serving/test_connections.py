@@ -10,7 +10,7 @@ import httpx
 import pytest
 import uvicorn
 from hal_engine.generation.plan import ModelPlan
-from hal_engine.serving import Connection, Gate, Limits, Settings, make_app
+from hal_engine.serving import Connection, Gate, Limits, Server, Settings
 from hal_engine.serving.gate import Phase
 from hal_engine.timeouts import TIMEOUTS
 from starlette.applications import Starlette
@@ -304,7 +304,7 @@ def test_a_client_that_leaves_ends_all_its_requests():
 def test_a_client_that_leaves_within_its_body_is_no_line_of_a_log(route, caplog):
     async def play():
         engine = SimpleNamespace(plan=ModelPlan(None), error=None, lost="", max_model_len=512)
-        async with served(app=make_app(engine, Settings(model="x"))) as server:
+        async with served(app=Server(engine, Settings(model="x")).app()) as server:
             head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n".encode()
             _, writer = await server.ask(head + b"{")
             await server.until(lambda: server.state.tasks)
@@ -318,7 +318,7 @@ def test_a_client_that_leaves_within_its_body_is_no_line_of_a_log(route, caplog)
 def test_a_request_without_the_key_is_refused_before_its_body_comes():
     async def play():
         engine = SimpleNamespace(plan=ModelPlan(None), error=None, lost="", max_model_len=512)
-        async with served(app=make_app(engine, Settings(model="x", api_key="secret"))) as server:
+        async with served(app=Server(engine, Settings(model="x", api_key="secret")).app()) as server:
             head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
             reader, _ = await server.ask(head)
             assert (await reader.readline()).startswith(b"HTTP/1.1 401 ")
@@ -332,7 +332,7 @@ def test_large_bodies_come_piece_by_piece_whoever_else_sends_one():
     sent, pieces = [0] * 10, 20
 
     async def play():
-        app = make_app(SimpleNamespace(plan=ModelPlan(None), max_model_len=512), Settings(model="x"))
+        app = Server(SimpleNamespace(plan=ModelPlan(None), max_model_len=512), Settings(model="x")).app()
         scope = {"type": "http", "method": "POST", "path": "/tokenize", "query_string": b"", "headers": []}
         scope |= {"app": app, "root_path": "", "server": ("localhost", 80), "scheme": "http"}
 
@@ -359,7 +359,7 @@ def test_large_bodies_come_piece_by_piece_whoever_else_sends_one():
 
 def test_a_fault_of_the_server_is_an_error_object():
     async def ask():
-        app = make_app(SimpleNamespace(plan=ModelPlan(None)), Settings(model="x"))  # an engine without a length
+        app = Server(SimpleNamespace(plan=ModelPlan(None)), Settings(model="x")).app()  # an engine without a length
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.get("/v1/models")

@@ -45,7 +45,8 @@ def test_sigterm_lets_running_streams_end_and_takes_nothing_new(monkeypatch):
         assert head.startswith(b"HTTP/1.1 200 ")
         assert json.loads(body)["usage"]["completion_tokens"] > 0
         assert served.process.wait(HANGS) == 128 + signal.SIGTERM
-        assert served.process.stderr.read() == ""
+        line = "hal: stopping: 2 requests have 60 s (a second signal ends them now)\n"
+        assert served.process.stderr.read() == line
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{served.url}/health")
 
@@ -82,7 +83,25 @@ def test_what_the_drain_cuts_ends_with_an_error_object(with_template):
             assert json.loads(body) == {"error": ERROR}
         os.kill(engine, signal.SIGCONT)
         assert served.process.wait(HANGS) == 128 + signal.SIGTERM
-        assert served.process.stderr.read() == "hal: 6 requests ended with an error at the end of --drain\n"
+        first, last = served.process.stderr.read().splitlines()
+        assert first.startswith("hal: stopping: 6 requests have 0.2 s (")
+        assert last == "hal: 6 requests ended with an error at the end of --drain"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_drain(request, monkeypatch, number):
+    """The engine is stopped, and its silence allowed, so the request cannot end by itself."""
+    monkeypatch.setenv("HAL_SECONDS_PROCESS_SILENCE", "3600")
+    former = signal.signal(number, signal.default_int_handler)  # where pytest ignores it, the server would too
+    request.addfinalizer(lambda: signal.signal(number, former))
+    with serving("--slots", "2", "--drain", "86400") as served:
+        stream = begin(served.url, tokens=400)
+        os.kill(served.engine(), signal.SIGSTOP)
+        served.process.send_signal(number)
+        assert served.process.stderr.readline().startswith("hal: stopping: 1 request has 86400 s (")
+        served.process.send_signal(number)
+        assert served.process.wait(HANGS) == 128 + number
+        stream.close()
 
 
 def test_an_interrupt_that_was_ignored_stays_so():

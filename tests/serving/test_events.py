@@ -347,7 +347,7 @@ def test_a_request_of_token_ids_waits_for_no_thread_and_a_turn_of_the_loop_at_a_
     engine = AsyncEngine.of(plan, plan.serve(engine_options({"device": "cpu", "slots": 2})))
     begun, turns, client, threads = [], [0], Client(), {*threading.enumerate()}
     monkeypatch.setattr(engine, "begin", lambda ids, params, put, **options: begun.append(put) or (lambda: None))
-    server = Server(engine, Settings(model="m"), Drain(0.0), lambda error, ran: None)
+    server = Server(engine, Settings(model="m"), drain=Drain(0.0))
     server._opened.set()
     content = json.dumps({"prompt": [1, 2, 3], "stream": True, "max_tokens": 2}).encode()
     messages = [{"type": "http.request", "body": content, "more_body": False}]

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import httpx
 from hal_engine.generation.plan import ModelPlan
-from hal_engine.serving import Settings, make_app
+from hal_engine.serving import Server, Settings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +94,7 @@ def test_no_slot_stays_taken_behind_the_others(server):
 def test_no_other_key_is_taken(values):
     async def ask():
         engine = SimpleNamespace(plan=ModelPlan(None), error=None, lost="", stats=None)
-        transport = httpx.ASGITransport(make_app(engine, Settings(model="x", api_key="secret")))
+        transport = httpx.ASGITransport(Server(engine, Settings(model="x", api_key="secret")).app())
         headers = [(b"Authorization", value) for value in values]
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
             return (await client.get("/metrics", headers=headers)).status_code

@@ -34,7 +34,7 @@ from .conftest import COMMAND, HANGS, serving
 def test_health_says_whether_the_engine_can_serve(opened, error, lost, status, says):
     async def ask():
         engine = SimpleNamespace(plan=ModelPlan(None), error=error, lost=lost)
-        server = Server(engine, Settings(model="x"), Drain(1.0), lambda failed, ran: None)
+        server = Server(engine, Settings(model="x"), drain=Drain(1.0))
         if opened:
             server._opened.set()
         return await server.health(None)

@@ -84,9 +84,9 @@ def operated(tmp_path_factory):
         with started(*command, out=out, **variables) as process:
             assert process.stderr.readline() == "hal: HAL_SERVE_SLTOS is the variable of no option, and ignored\n"
             first = process.stderr.readline()
-            assert first.startswith(f"hal: line on unix:{path} (at most "), first + process.stderr.read()
-            assert process.stderr.readline() == f"hal: ready on unix:{path}/llm\n"
-            assert message() == f"READY=1\nSTATUS=ready on unix:{path}/llm"
+            assert first.startswith(f"hal: the model 'line' is on unix:{path} (at most "), first + process.stderr.read()
+            assert process.stderr.readline() == f"hal: ready on unix:{path}, root path /llm\n"
+            assert message() == f"READY=1\nSTATUS=ready on unix:{path}, root path /llm"
             yield path, log
             process.send_signal(signal.SIGTERM)
             assert message() == "STOPPING=1"
@@ -228,8 +228,12 @@ def test_nginx_serves_it_under_a_path_with_tls(operated, client, certificate, tm
             assert [answer.status_code for answer in answers] == [200, 200]
         assert answers[1].text.endswith("data: [DONE]\n\n")
         assert 'fetch("health")' in outside.get("/").text
-        name = outside.get("/v1/models").headers["X-Request-Id"]
-    assert ended(operated, client, name)["route"] == "/v1/models"
+        given = outside.get("/v1/models", headers={"X-Request-Id": "of-the-client"}).headers["X-Request-Id"]
+        made = outside.get("/v1/models").headers["X-Request-Id"]
+    assert given == "of-the-client"
+    for name in (given, made):
+        line = ended(operated, client, name)
+        assert (line["route"], line["client"]) == ("/v1/models", "127.0.0.1")
 
 
 def test_the_server_has_tls_of_its_own(certificate):
@@ -278,6 +282,8 @@ def test_the_files_names_are_those_of_the_options(tmp_path):
     [
         (("--access-log", "xml"), "--access-log: 'xml' (give off, text, json)"),
         (("--root-path", "llm"), "--root-path: 'llm' (give a path that begins with / and does not end with it"),
+        (("--uds", "x", "--port", "8000"), "--port: beside --uds there is none (leave one out)"),
+        (("--uds", "x", "--host", "::1"), "--host: beside --uds there is none (leave one out)"),
         (("--ssl-keyfile", "k"), "--ssl-keyfile: it needs --ssl-certfile (give that too, or leave it out)"),
         (("--ssl-certfile", "nowhere"), "--ssl-certfile: nowhere: No such file or directory (give a certificate and"),
         (("--config", "nowhere"), "--config: nowhere: No such file or directory (name a readable file)"),
@@ -295,7 +301,7 @@ def test_what_cannot_be_is_one_line(command, options, says):
         ("PORT", "tcp://10.0.0.1:80", "'tcp://10.0.0.1:80' is no whole number"),
         ("PORT", "99999", "99999 (give a number from 0 to 65535)"),
         ("LENIENT", "maybe", "'maybe' is no boolean"),
-        ("MODEL", "/nowhere", "no directory '/nowhere' (give a directory with config.json)"),
+        ("MODEL", "/nowhere", "no directory '/nowhere' (give the directory of a checkpoint)"),
     ],
 )
 def test_a_value_of_the_environment_is_refused_by_its_variable(command, monkeypatch, name, value, says):
@@ -350,7 +356,7 @@ def beside(path):
     options = ("--device", "cpu", "--slots", "4", "--uds", str(path), "--root-path", "/llm")
     with started(*options, "--allowed-host", "localhost") as process:
         first = process.stderr.readline()
-        assert process.stderr.readline() == f"hal: ready on unix:{path}/llm\n", first
+        assert process.stderr.readline() == f"hal: ready on unix:{path}, root path /llm\n", first
         yield process
 
 

@@ -211,7 +211,9 @@ def test_the_first_line_shows_the_limits_and_a_key_is_needed(server, monkeypatch
     """White space at the ends of a key is no part of it."""
     monkeypatch.setenv("HAL_API_KEY", " abc\n")
     with serving(until_loaded=False, before="ulimit -n 200") as served:
-        shown = r"hal: default on http://127\.0\.0\.1:\d+ \(at most 150 connections, \d+ MiB of requests\); "
+        shown = (
+            r"hal: the model 'default' is on http://127\.0\.0\.1:\d+ \(at most 150 connections, \d+ MiB of requests\); "
+        )
         assert re.match(shown, served.line), served.line
         for key, status in (("", 401), ("Bearer ab", 401), ("Bearer abc", 200)):
             assert httpx.get(f"{served.url}/v1/models", headers={"Authorization": key}).status_code == status

@@ -9,8 +9,7 @@ from unittest.mock import patch
 import httpx
 import pytest
 from hal_engine.generation.plan import ModelPlan
-from hal_engine.serving import Drain, Settings, make_app, sizes
-from hal_engine.serving.app import Server
+from hal_engine.serving import Drain, Server, Settings, sizes
 from hal_engine.serving.bodies import read_body
 from hal_engine.serving.errors import ApiError, error_object
 from hal_engine.serving.schemas import Chat, Completion
@@ -85,7 +84,7 @@ def test_a_large_body_is_read_apart_from_the_loop_and_too_large_a_one_is_not(mon
 
     async def ask():
         engine = SimpleNamespace(plan=ModelPlan(None), error=None, max_model_len=512)
-        transport = httpx.ASGITransport(make_app(engine, Settings(model="x")))
+        transport = httpx.ASGITransport(Server(engine, Settings(model="x")).app())
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return (await client.post(route, json=body)).status_code
 
@@ -97,7 +96,7 @@ def test_a_template_renders_apart_from_the_loop(with_template):
 
     async def ask():
         engine = SimpleNamespace(plan=ModelPlan(with_template), error=None, max_model_len=512, room=None)
-        server = Server(engine, Settings(model="x"), Drain(1.0), lambda error, ran: None)
+        server = Server(engine, Settings(model="x"), drain=Drain(1.0))
         server._opened.set()
 
         def render(*_, **__):

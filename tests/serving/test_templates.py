@@ -155,7 +155,7 @@ def test_the_tokenizers_own_special_tokens_are_for_raw_texts(tmp_path):
     }
     path.write_text(json.dumps(facts))
     plan = ModelPlan(tmp_path / "model")
-    raw, rendered = plan.encode("x = 1"), plan.encode("x = 1", add_special_tokens=False)
+    raw, rendered = plan.tokenizer.encode("x = 1"), plan.tokenizer.encode("x = 1", add_special_tokens=False)
     assert raw == [start["id"], *rendered]
     text = start["content"] + "x = 1"
-    assert plan.encode(text, add_special_tokens=False) == raw, "a template's own start token is one"
+    assert plan.tokenizer.encode(text, add_special_tokens=False) == raw, "a template's own start token is one"

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 _SHORT, _LONG = 5, 64
-"""Names of at most so many characters may differ in one and mean another thing (``top_k``, ``top_p``); longer than the
-second number is no name."""
+"""Names of at most so many characters may differ in one and mean another thing (``top_k``, ``top_p``), unless two are
+in another order; longer than the second number is no name."""
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
@@ -17,8 +17,8 @@ def meant(name: str, known: Iterable[str]) -> str | None:
         return None
     names = [*known]
     found = [one for one in names if _folded(one) == _folded(name)]
-    if not found and len(name) > _SHORT:
-        found = [one for one in names if _one_slip(one, name)]
+    if not found:
+        found = [one for one in names if _one_slip(one, name) and (len(name) > _SHORT or sorted(one) == sorted(name))]
     return found[0] if len(found) == 1 else None
 
 

@@ -112,7 +112,7 @@ class Stream:
         if reason is FinishReason.ERROR:
             if text or tokens:  # also what was held back for a stop text
                 self._put(Part(text, tuple(tokens), None, False, known, ranks))
-            self.fail(HalError(message) if self.count else InvalidValue(message))
+            self.fail(HalError(message))
         elif text or tokens or reason is not None:
             self.ended = reason is not None
             self._put(Part(text, tuple(tokens), reason, stop is not None, known, ranks, message))
@@ -182,9 +182,12 @@ class Streams:
                 if stream is not None and not stream.ended:
                     stream.take_logprobs(found)
 
-    def end(self, name: str, tokens: int, reason: FinishReason, message: str = "") -> None:
-        """End a request whose end is in no record, once records have brought ``tokens`` tokens of it."""
-        if (stream := self._streams.get(name)) is not None:
+    def end(self, name: str, tokens: int, reason: FinishReason, message: str = "", *, refused: bool = False) -> None:
+        """End a request whose end is in no record, once records have brought ``tokens`` tokens of it. ``refused``: it
+        could not begin, and the caller is to change it (:class:`InvalidValue`)."""
+        if refused:
+            self.fail(InvalidValue(message), name)
+        elif (stream := self._streams.get(name)) is not None:
             stream.end(tokens, reason, message)
             if stream.is_due:
                 self._give(name, stream)

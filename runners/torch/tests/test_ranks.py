@@ -1,6 +1,7 @@
 """Ranks of the torch runner: what all of them raise ends one step's requests, a failed collective the group."""
 
 import json
+import re
 
 import pytest
 from hal_core import GroupLost
@@ -63,6 +64,7 @@ def test_ranks_that_raise_between_two_sums_serve_the_other_requests(monkeypatch,
     for name, answer in answers["torch"].items():
         found = answers["between:Raising"][name]
         if name == MARKED:
-            assert found["message"] == "Raising.launch raised MemoryError: no room in a layer"
+            says = r"Raising\.launch raised MemoryError: no room in a layer \(\w+\.py:\d+\)"
+            assert re.fullmatch(says, found["message"])
         else:
             assert found["token_ids"] == answer["token_ids"]

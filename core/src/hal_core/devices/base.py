@@ -314,7 +314,8 @@ def others_stream() -> InvalidValue:
 def check_index(device: str, index: int, count: int) -> None:
     """Raise :class:`InvalidValue` for an index without a device."""
     if not 0 <= index < count:
-        there = f"indices go from 0 to {count - 1}" if count else "no device was found"
+        only = f"there is only {device}:0" if count else "no device was found"
+        there = f"indices go from 0 to {count - 1}" if count > 1 else only
         raise InvalidValue(
             f"no device {device}:{index}: {there}", cure="choose another", device=device, argument="index"
         )

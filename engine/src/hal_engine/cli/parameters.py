@@ -75,3 +75,9 @@ def _parameter(
     kind = extra["typed"] or kind
     annotation = Annotated[kind, info]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=annotation)
+
+
+def was_given(ctx: typer.Context, name: str) -> bool:
+    """Return whether a parameter was given on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -21,7 +21,7 @@ from hal.cli.tree import all_options
 from hal_engine.mkl import kernels_note
 from hal_engine.options import EngineOptions, engine_options
 
-from .parameters import parameters, read, set_parameters
+from .parameters import parameters, read, set_parameters, was_given
 from .run_options import Output, Sampling
 from .run_plan import Plan, Prompts, make_plan, read_prompts
 
@@ -78,7 +78,7 @@ def command(
         cure = "leave it out, or run one rank"
         raise InvalidValue("a recording has the calls of one rank", cure=cure, argument="--record")
     if prompts is None or prompts.suffix != ".jsonl":  # its lines may sample, and do not need --json
-        sampling.check_given([name for name in given if _was_given(ctx, name)])
+        sampling.check_given([name for name in given if was_given(ctx, name)])
     found = read_prompts(texts or (), prompt or (), prompts, sampling)
     output.check_shown(one.sampling for one in found.prompts)
     try:
@@ -89,11 +89,6 @@ def command(
         what = f"a runner or plugin called sys.exit({'' if end.code is None else repr(end.code)}) during the run"
         raise PluginError(what, cure="have it raise an error instead; -v shows where") from end
     raise typer.Exit(code)
-
-
-def _was_given(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 set_parameters(

@@ -223,7 +223,8 @@ class Answers:
         if complete:
             self._screen.write("\n")
             if answer.finish in (FinishReason.ERROR, FinishReason.ABORT) and not self._broken_off:
-                self._screen.note(answer.message or f"request {answer.request_id!r}: aborted")
+                who = f"request {answer.request_id!r}: "
+                self._screen.note(who + (answer.message or "aborted").removeprefix(who))
 
 
 def progress_line(tokens: int, ended: int, total: int) -> str:
@@ -358,7 +359,11 @@ def summarize(
     if answers.cut_off:
         screen.note(answers.cut_off)
     speed = answers.tokens / seconds if seconds else 0.0
-    more = f"; {len(notes)} note{'s' * (len(notes) > 1)}: -v" if notes and not output.verbose else ""
+    more = (
+        f"; {len(notes)} note{'s' * (len(notes) > 1)} (-v shows {'them' if notes[1:] else 'it'})"
+        if notes and not output.verbose
+        else ""
+    )
     for line in (*(details if output.verbose or output.live else ()), *(notes if output.verbose else ())):
         screen.note(line)
     screen.note(f"{answers.tokens} tokens in {seconds:.2f} s ({speed:.1f} tokens/s), {place}{more}")

@@ -17,14 +17,14 @@ from hal_core import InvalidValue, Request, SamplingParams, StateConfig, lay_out
 
 from hal_engine.engine import Limits, Scheduler, tokens_to_keep
 from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_engine.model.config import LlamaConfig, read_config
+from hal_engine.model.config import TextConfig
 from hal_engine.model.files import read_file
 from hal_engine.model.streaming import AnswerText
 from hal_engine.model.tokenizer import Tokenizer
 from hal_engine.options import CHECK_RANKS, EngineOptions, EngineSetup
 from hal_engine.proposers import check_names
 from hal_engine.proposers.checks import check_layer
-from hal_engine.sizing import BLOCK_SIZE, setup_of
+from hal_engine.sizing import BLOCK_SIZE, config_of, setup_of
 from hal_engine.spelling import meant
 
 from .run_options import Output, Sampling, check_argument
@@ -182,7 +182,7 @@ def make_plan(
     """Tokenize the prompts and compute the sizes. Raises :class:`InvalidValue` if no request can run."""
     check_names(options.speculate)
     model = DEFAULT_CHECKPOINT if options.model is None else Path(options.model)
-    config = read_config(model)
+    config = config_of(options, model)
     check_layer(options.speculate, config)
     tokenizer = Tokenizer.load(model, config)
     for number, prompt in enumerate(prompts, 1):
@@ -244,7 +244,7 @@ def _of_prompt(number: int, count: int) -> Iterator[None]:
         raise
 
 
-def _for_model(sampling: Sampling, config: LlamaConfig) -> SamplingParams:
+def _for_model(sampling: Sampling, config: TextConfig) -> SamplingParams:
     """Return the parameters with the model's end tokens. Stop texts are matched in the decoded text, because token
     borders may fall inside them."""
     params = sampling.params()

@@ -23,7 +23,7 @@ from hal_engine.children import API_KEY
 from hal_engine.options import EngineOptions, engine_options
 
 from .config_file import read_config
-from .parameters import described, parameters, read, set_parameters, variable_of
+from .parameters import described, parameters, read, set_parameters, variable_of, was_given
 from .server_options import Server
 
 if TYPE_CHECKING:
@@ -65,37 +65,26 @@ def command(
     try:
         import uvicorn
 
-        from hal_engine.serving import (
-            ChatTemplate,
-            Connection,
-            Drain,
-            Gate,
-            Limits,
-            Listening,
-            Parts,
-            Readiness,
-            Settings,
-            check_path,
-            formatter,
-            make_app,
-        )
+        from hal_engine import serving
     except ImportError as error:
         what = f"{(error.name or str(error)).partition('.')[0]} is missing"
         raise Unavailable(what, cure="pip install 'paddle-hal[serve]>=1.1,<2'", argument="hal serve") from error
     allowed = _allowed(wanted, has_key=bool(key))
     if wanted.uds is not None:
-        check_path(wanted.uds)
+        if unused := [name for name in ("host", "port") if was_given(ctx, name)]:
+            raise InvalidValue("beside --uds there is none", cure="leave one out", argument=f"--{unused[0]}")
+        serving.check_path(wanted.uds)
     from hal_engine.generation import AsyncEngine
     from hal_engine.generation.plan import ModelPlan
     from hal_engine.timeouts import TIMEOUTS
 
     with as_typed(model="--model"):
-        plan = ModelPlan(options.model)
+        plan = ModelPlan(options.model, options)
         setup = plan.serve(options, timed=True)
-    if (template := ChatTemplate(plan.path)).fault:
+    if (template := serving.ChatTemplate(plan.path)).fault:
         say(f"hal: /v1/chat/completions is off: {template.fault}")
     shown = wanted.name or given["model"] or "default"
-    settings = Settings(model=shown, api_key=key, lenient=wanted.lenient, allowed=allowed)
+    settings = serving.Settings(model=shown, api_key=key, lenient=wanted.lenient, allowed=allowed)
     failures: list[HalError] = []
 
     def on_failure(error: HalError, ran: bool) -> None:
@@ -104,11 +93,11 @@ def command(
             failures.append(error)
             server.should_exit = True
 
-    draining, gate, readiness = Drain(drain), Gate(Limits.of_machine()), Readiness(say)
+    draining, gate, readiness = serving.Drain(drain), serving.Gate(serving.Limits.of_machine()), serving.Readiness(say)
     lines = None if wanted.access_log == "off" else LineWriter(sys.stdout, "standard output")
-    line_of = formatter(wanted.access_log)
+    line_of = serving.formatter(wanted.access_log)
     engine = AsyncEngine.of(plan, setup, wanted.max_waiting)
-    app = make_app(
+    app = serving.Server(
         engine,
         settings,
         template=template,
@@ -117,15 +106,16 @@ def command(
         on_failure=on_failure,
         on_ready=readiness.opened,
         log=None if lines is None else lambda fields: lines.put(line_of(fields)),
-    )
+    ).app()
     settings_of_uvicorn = uvicorn.Config(
         app,
         host,
         port,
         uds=wanted.uds,
         root_path=wanted.root_path,
+        forwarded_allow_ips=None if wanted.uds is None else "*",  # whoever may open the socket names the client
         **wanted.tls(),
-        http=partial(Connection, gate=gate),  # type: ignore[arg-type]  # a class, or what makes its instances
+        http=partial(serving.Connection, gate=gate),  # type: ignore[arg-type]  # a class, or what makes its instances
         ws="none",
         log_level="warning",
         log_config=None,
@@ -139,18 +129,18 @@ def command(
 
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
-    log_filter = _ServerLog()
-    parts = Parts(title=shown, drain=draining, gate=gate, readiness=readiness, lines=lines, on_error=log_filter.keep)
-    server = Listening(settings_of_uvicorn, parts)
-    logging.getLogger("uvicorn.error").addFilter(log_filter)
+    kept = _ServerLog()
+    parts = serving.Parts(title=shown, drain=draining, gate=gate, readiness=readiness, lines=lines, on_error=kept.keep)
+    server = serving.Listening(settings_of_uvicorn, parts)
+    logging.getLogger("uvicorn.error").addFilter(kept)
     signals.grace = drain
     try:
         with lines_by_thread(TIMEOUTS.shown), logs.of_libraries():
             server.run()
     except SystemExit:  # uvicorn's way to end if it cannot listen
-        if log_filter.error is None:
+        if kept.error is None:
             raise
-        raise _cannot_listen(wanted, log_filter.error) from None
+        raise _cannot_listen(wanted, kept.error) from None
     finally:
         signals.grace = 0.0
     if failures:

@@ -238,12 +238,14 @@ class Abort(_Message):
 
 
 class Ended(_Message):
-    """A request ended without a record of its end. ``tokens``: how many tokens its records hold."""
+    """A request ended without a record of its end. ``tokens``: how many tokens its records hold. ``refused``: it could
+    not begin, by its own fields."""
 
     request: str
     tokens: int
     reason: int
     message: str = ""
+    refused: bool = False
 
 
 Message: TypeAlias = (

@@ -201,7 +201,7 @@ class Engine:
             self.front.add(request, admitted)
         except InvalidValue as error:
             tokens = tuple(request.output)
-            self._ended.append(Finished(name, tokens, FinishReason.ERROR, str(error), reported=False))
+            self._ended.append(Finished(name, tokens, FinishReason.ERROR, str(error), reported=False, refused=True))
         else:
             self._names.add(name)
 

@@ -13,7 +13,8 @@ class Finished:
     """The end of a request.
 
     ``token_ids``: all tokens that it generated. ``message``: text of an error. ``reported``: whether a record reports
-    the end too, so that a reader sees it; False for a request that was refused, or aborted while waiting.
+    the end too, so that a reader sees it; False for a request that was refused, or aborted while waiting. ``refused``:
+    it cannot run, by its own fields.
     """
 
     request_id: str
@@ -21,6 +22,7 @@ class Finished:
     reason: FinishReason
     message: str = ""
     reported: bool = True
+    refused: bool = False
 
 
 def tokens_to_keep(prompt_len: int, max_tokens: int) -> int:

@@ -70,7 +70,7 @@ class AsyncEngine:
         with named_as_parameters():
             ranks = {} if executor is None else {name: getattr(executor, name) for name in Ranks.__struct_fields__}
             wanted = engine_options({**ranks, "device": device, "slots": slots, **options})
-            plan = ModelPlan(model)
+            plan = ModelPlan(model, wanted)
             setup = plan.serve(wanted)
         self._set(plan, setup, max_waiting)
         self._naming: Callable[[], AbstractContextManager[None]] = named_as_parameters

@@ -22,6 +22,7 @@ from queue import SimpleQueue
 import msgspec
 from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, Request, Unavailable
 
+from hal.cli.logs import VARIABLE
 from hal_engine.children import TIED, environment
 from hal_engine.distributed.control_channel import Contents, ControlEnd
 from hal_engine.distributed.control_messages import Abort, Ended, Failed, Hello, Setup, Stats, Stop, Submit, Up
@@ -154,7 +155,7 @@ class EngineLink:
             [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=self._noise,
-            stderr=self._noise,
+            stderr=None if os.environ.get(VARIABLE) else self._noise,  # it prints its log
             env=environment(),
             start_new_session=True,
             pass_fds=[theirs.fileno()],
@@ -255,7 +256,8 @@ class EngineLink:
                 self._streams.take(*records)
                 records.clear()
                 if isinstance(one, Ended):
-                    self._streams.end(one.request, one.tokens, FinishReason(one.reason), one.message)
+                    reason = FinishReason(one.reason)
+                    self._streams.end(one.request, one.tokens, reason, one.message, refused=one.refused)
                 else:
                     aborts += self._streams.fail(one.error, *one.names)
             self._streams.take(*records)

@@ -91,7 +91,7 @@ class _Local:
         self.key = _key(model, options)
         self._stack, self._streams, self._count = ExitStack(), Streams(), 0
         with named_as_parameters():
-            self.plan = ModelPlan(model)
+            self.plan = ModelPlan(model, options)
             self._setup = self.plan.serve(options)
             self.engine = self._stack.enter_context(open_engine(self._setup, self._streams.take)).engine
 
@@ -145,7 +145,8 @@ class _Local:
             raise
         for one in ended:
             if not one.reported:
-                self._streams.end(one.request_id, len(one.token_ids), one.reason, one.message)
+                tokens = len(one.token_ids)
+                self._streams.end(one.request_id, tokens, one.reason, one.message, refused=one.refused)
         while self._streams.stopped:
             self.engine.abort(self._streams.stopped.popleft())
 

@@ -12,7 +12,6 @@ from hal_core import InvalidValue, Request, SamplingParams, StateConfig, draw_se
 
 from hal_engine.engine import Limits
 from hal_engine.model import DEFAULT_CHECKPOINT
-from hal_engine.model.config import read_config
 from hal_engine.model.fields import read_json
 from hal_engine.model.stops import checked_stops
 from hal_engine.model.streaming import AnswerText
@@ -20,7 +19,7 @@ from hal_engine.model.tokenizer import Tokenizer, TooLong
 from hal_engine.options import EngineOptions, EngineSetup
 from hal_engine.proposers import check_names
 from hal_engine.proposers.checks import check_layer
-from hal_engine.sizing import BLOCK_SIZE, setup_of
+from hal_engine.sizing import BLOCK_SIZE, config_of, setup_of
 from hal_engine.spelling import meant
 
 LONGEST = 8192
@@ -70,9 +69,9 @@ def check_request(setup: EngineSetup, ids: Sequence[int], max_tokens: int) -> No
 class ModelPlan:
     """Reads a checkpoint's files; no framework, no device. Raises :class:`InvalidValue` for what cannot be run."""
 
-    def __init__(self, model: str | os.PathLike[str] | None) -> None:
+    def __init__(self, model: str | os.PathLike[str] | None, options: EngineOptions | None = None) -> None:
         self.path = DEFAULT_CHECKPOINT if model is None else Path(model)
-        self.config = read_config(self.path)
+        self.config = config_of(options or EngineOptions(), self.path)
         self.tokenizer = Tokenizer.load(self.path, self.config)
         self.defaults = self._read_defaults()
 
@@ -117,13 +116,6 @@ class ModelPlan:
         those of prompt ``number`` of ``hal run``."""
         seed = draw_seed(draw_seed(params.seed, f"r{number}"), name)  # the name's part twice is none
         return Request(name, ids, replace(params, seed=seed), priority=priority)
-
-    def encode(self, prompt: str | Sequence[int], *, add_special_tokens: bool = True) -> list[int]:
-        """The prompt's token ids. ``add_special_tokens``: see :meth:`Tokenizer.encode`. Raises :class:`InvalidValue`
-        for a text that is not UTF-8."""
-        if not isinstance(prompt, str):
-            return list(prompt)
-        return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
     def answer(self, prompt: Sequence[int], stop: str | Sequence[str], params: SamplingParams) -> AnswerText:
         """The text of an answer, which ends with the first stop text in it."""

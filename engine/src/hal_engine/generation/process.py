@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hal_core import GroupLost, OutputRecord, Request
 
+from hal.cli.console import lines_by_thread
+from hal.cli.logs import Few, level, printed
 from hal_engine.distributed.control_channel import Contents, ControlEnd
 from hal_engine.distributed.control_messages import Abort, Ended, Hello, Message, Setup, Stats, Stop, Submit, Up
 from hal_engine.distributed.errors import failed_message
@@ -134,7 +137,7 @@ def serve_requests(channel: CallerEnd, engine: Engine, pulse: CallerEnd | None =
             ended = engine.step()
         for one in ended:
             if not one.reported:
-                channel.send(Ended(one.request_id, len(one.token_ids), int(one.reason), one.message))
+                channel.send(Ended(one.request_id, len(one.token_ids), int(one.reason), one.message, one.refused))
         if (stats := gauge.read()) is not None:
             channel.send(stats)
 
@@ -147,7 +150,7 @@ def run(channel: Channel) -> int:
         setup = caller.receive(TIMEOUTS.starting)
         if not isinstance(setup, Setup):
             raise GroupLost("no message of what to serve came", argument="engine")
-        with open_engine(setup, caller.send_record) as opened:
+        with printed(level()), open_engine(setup, caller.send_record) as opened:
             able = opened.device.capabilities
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)  # from here on the caller's Stop ends it, and no send is cut
@@ -175,7 +178,9 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)  # a process that this one starts would keep it open
     try:
-        status = run(Channel(sock))
+        logging.getLogger("hal.runner").addFilter(Few())  # each step may fail
+        with lines_by_thread(TIMEOUTS.shown):
+            status = run(Channel(sock))
     except KeyboardInterrupt:
         status = 128 + signal.SIGTERM
     sys.stdout.flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hal_core import InvalidValue
 
@@ -46,13 +46,29 @@ _FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
-class LlamaConfig:
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """What an engine needs of a checkpoint, whichever runner computes the model; independent of the file."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    """Positions 0 to this number less one are accepted."""
+    eos_token_ids: tuple[int, ...]
+    num_nextn_predict_layers: int = 0
+    """Multi-token-prediction layers in the checkpoint: 0 or 1."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user: fields of the files without effect here, and fields that are not followed."""
+
+
+_Config = TypeVar("_Config", bound=TextConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(TextConfig):
     """The sizes and constants of one decoder; immutable and complete (independent of the file)."""
 
     architecture: str
     """``"LlamaForCausalLM"``, or that of Mistral, Qwen2 or Qwen3."""
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -63,8 +79,6 @@ class LlamaConfig:
     rms_norm_eps: float
     rope: Rope
     """The rotary positions, including their scaling."""
-    max_position_embeddings: int
-    """Positions 0 to this number less one are accepted."""
     tie_word_embeddings: bool
     """The output head is the embedding matrix."""
     qk_norm: bool
@@ -73,12 +87,6 @@ class LlamaConfig:
     """Query, key and value projections have a bias (Qwen2 always; Llama and Qwen3 with ``attention_bias``)."""
     output_bias: bool
     """The attention's output projection has a bias (Llama and Qwen3 with ``attention_bias``)."""
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
-    num_nextn_predict_layers: int
-    """Multi-token-prediction layers in the checkpoint: 0 or 1."""
-    notes: tuple[str, ...] = ()
-    """Lines for the user: fields of the files without effect here, and fields that are not followed."""
 
     @property
     def heads_per_group(self) -> int:
@@ -94,16 +102,32 @@ def read_config(directory: Path) -> LlamaConfig:
 
     Raises ``InvalidValue`` naming the file and the field for anything missing, malformed or not supported.
     """
-    if directory.exists():
-        check_formats(directory)
-    if not directory.is_dir():
-        raise InvalidValue(
-            f"no directory {str(directory)!r}", cure="give a directory with config.json", argument="--model"
-        )
-    if not (directory / "config.json").exists():
-        what = f"no config.json in {str(directory)!r}"
+    check_formats(directory)
+    fields, source = _fields_of(directory)
+    return _with_ends(parse_config(fields, source=source), directory)
+
+
+def read_text_config(directory: Path, longest: int | None) -> TextConfig:
+    """As :func:`read_config`, of a checkpoint that a runner of its own computes: the other fields are the runner's.
+    ``longest``: ``max_position_embeddings`` (GPT-2's ``n_positions``) if the file has none."""
+    given = Fields(*_fields_of(directory))
+    vocab, name = given.count("vocab_size"), "n_positions" if "n_positions" in given else "max_position_embeddings"
+    if name not in given and longest is None:
+        given.refuse(name, "a whole number is required", "add the field, or give --max-model-len")
+    longest, ends = given.count(name, default=longest), given.token_ids("eos_token_id", vocab)
+    return _with_ends(TextConfig(vocab_size=vocab, max_position_embeddings=longest, eos_token_ids=ends), directory)
+
+
+def _fields_of(directory: Path) -> tuple[dict[str, Any], str]:
+    """Return what ``config.json`` has, and the file's name."""
+    if not (path := directory / "config.json").exists():
+        what = f"no {'config.json in' if directory.is_dir() else 'directory'} {str(directory)!r}"
         raise InvalidValue(what, cure="give the directory of a checkpoint", argument="--model")
-    config = parse_config(read_json(directory / "config.json"), source=str(directory / "config.json"))
+    return read_json(path), str(path)
+
+
+def _with_ends(config: _Config, directory: Path) -> _Config:
+    """Return the configuration with the end tokens and the note of ``generation_config.json``."""
     generation = directory / "generation_config.json"
     if not generation.exists():
         return config
@@ -129,8 +153,7 @@ def parse_config(fields: Mapping[str, Any], *, source: str = "config.json") -> L
     vocab = given.count("vocab_size")
     layers = given.count("num_hidden_layers")
     bias = _bias(given, family)
-    beginning = given.token_ids("bos_token_id", vocab)
-    if len(beginning) > 1:
+    if len(given.token_ids("bos_token_id", vocab)) > 1:
         given.refuse("bos_token_id", "must be one id")
     config = LlamaConfig(
         architecture=family.architecture,
@@ -149,7 +172,6 @@ def parse_config(fields: Mapping[str, Any], *, source: str = "config.json") -> L
         qkv_bias=bias,
         output_bias=bias and family.bias is None,
         eos_token_ids=given.token_ids("eos_token_id", vocab),
-        bos_token_id=beginning[0] if beginning else None,
         num_nextn_predict_layers=given.count("num_nextn_predict_layers", default=0, least=0),
     )
     if config.num_nextn_predict_layers > 1:

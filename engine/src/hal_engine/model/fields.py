@@ -12,7 +12,7 @@ from hal_core import InvalidValue
 
 from hal_engine.model.files import check_regular, read_file
 
-SUPPORTED = "this decoder supports Llama-, Mistral-, Qwen2- and Qwen3-style checkpoints only; choose another --model"
+SUPPORTED = "this decoder supports Llama-, Mistral-, Qwen2- and Qwen3-style checkpoints; others need a --runner"
 """The cure for features that the decoder does not implement."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from hal_core import InvalidValue
 from tokenizers import Tokenizer as _Backend
 
-from hal_engine.model.config import LlamaConfig
+from hal_engine.model.config import TextConfig
 from hal_engine.model.decoder import check_steps, is_by_token, steps_of
 from hal_engine.model.encoder import Encoder
 from hal_engine.model.files import check_regular, read_file
@@ -36,7 +36,7 @@ class Tokenizer:
     def __init__(
         self,
         backend: _Backend,
-        config: LlamaConfig,
+        config: TextConfig,
         *,
         source: str = "tokenizer.json",
         content: bytes | None = None,
@@ -62,9 +62,6 @@ class Tokenizer:
         content = backend.to_str().encode() if content is None else content
         # A text that takes long keeps no short one waiting.
         self._encoders = [Encoder(content, source, trusted=self._is_known) for _ in ("short", "long")]
-        self.eos_token_ids = frozenset(config.eos_token_ids)
-        """Ids that end a text."""
-        self.bos_token_id = config.bos_token_id
         special = [token for token, added in backend.get_added_tokens_decoder().items() if added.special]
         self._visible = frozenset(vocab.values()).difference(special)
         by_bytes = any(step["type"] == "ByteFallback" for step in steps.values())
@@ -76,7 +73,7 @@ class Tokenizer:
         """See :class:`hal_engine.model.streaming.Decodes`."""
 
     @classmethod
-    def load(cls, directory: Path, config: LlamaConfig) -> Tokenizer:
+    def load(cls, directory: Path, config: TextConfig) -> Tokenizer:
         """Read ``tokenizer.json`` of ``directory``; ``InvalidValue`` names the path when it is missing or malformed."""
         path = Path(directory) / "tokenizer.json"
         check_regular(path)

@@ -9,7 +9,7 @@ from hal_core import InvalidValue
 from .loading import NONE
 
 if TYPE_CHECKING:
-    from hal_engine.model.config import LlamaConfig
+    from hal_engine.model.config import TextConfig
 
 REJECTION = "rejection"
 MOST_DRAFTS, USUAL_DRAFTS = 5, 4
@@ -29,7 +29,7 @@ def check_drafts_count(drafts: int | None) -> None:
         raise InvalidValue(f"{drafts}", cure=f"give a whole number from 1 to {MOST_DRAFTS}", argument="--drafts")
 
 
-def check_layer(speculate: str, config: LlamaConfig) -> None:
+def check_layer(speculate: str, config: TextConfig) -> None:
     """Raise :class:`InvalidValue` if the checkpoint lacks the prediction layer that the proposer needs."""
     if not config.num_nextn_predict_layers and _OF_THE_CHECKPOINT & set(speculate.split("+")):
         raise InvalidValue(

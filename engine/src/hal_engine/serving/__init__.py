@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .app import make_app
+from .app import Server
 from .browsers import Allowed
 from .chat import ChatTemplate
 from .connection import Connection
@@ -24,8 +24,8 @@ __all__ = [
     "Listening",
     "Parts",
     "Readiness",
+    "Server",
     "Settings",
     "check_path",
     "formatter",
-    "make_app",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import mmap
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from hal.cli.logs import Few
 from hal_engine.generation import AsyncEngine, Part
 
 from .answers import Answers, Wanted, wanted_of
@@ -42,6 +44,8 @@ from .settings import Settings
 from .shapes import ChatShape, CompletionShape, Shape, usage_of
 from .sizes import InPieces, check_size, encoded
 
+log = logging.getLogger("hal.serving")
+log.addFilter(Few())
 PAGE = Path(__file__).with_name("page.html").read_bytes()
 _NAME = 100
 """Most characters of a name that an error repeats."""
@@ -59,22 +63,29 @@ OnFailure = Callable[[HalError, bool], object]
 
 
 class Server:
-    """Serves one engine, which it opens when it starts: until then, and once the engine has failed, it answers 503."""
+    """Serves one engine, which it opens when it starts: until then, and once the engine has failed, it answers 503.
+
+    ``template``: of chats; None: the model's. ``drain``: what its requests have when it stops, which the caller begins;
+    None: 30 s. ``gate``: that of its connections, for ``/metrics``. ``on_ready``: called once the engine takes
+    requests. ``log``: called with the fields of each request's line
+    (:meth:`hal_engine.serving.requests_log.Entry.fields`).
+    """
 
     def __init__(
         self,
         engine: AsyncEngine,
         settings: Settings,
-        drain: Drain,
-        on_failure: OnFailure,
+        *,
         template: ChatTemplate | None = None,
+        drain: Drain | None = None,
         gate: Gate | None = None,
+        on_failure: OnFailure = lambda error, ran: None,
         on_ready: Callable[[], object] = lambda: None,
         log: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:
         self.engine, self.settings, self._gate, self._on_ready, self._log = engine, settings, gate, on_ready, log
         self.metrics, self.template = Metrics(settings.model), template or ChatTemplate(engine.plan.path)
-        self._drain, self._opened, self._on_failure = drain, asyncio.Event(), on_failure
+        self._drain, self._opened, self._on_failure = drain or Drain(30.0), asyncio.Event(), on_failure
         self._error: HalError | None = None
         self._threads, self._turn = ThreadPoolExecutor(2, "hal-bodies"), asyncio.Lock()
 
@@ -380,6 +391,9 @@ class _App(Starlette):
         try:
             await super().__call__(scope, receive, scope[ENTRY].named(send))
         finally:
+            answers = scope[ENTRY].answers
+            if answers is not None and answers.error is not None and error_of(answers.error).status == 500:
+                log.error("request %s: %s", scope[ENTRY].name, answers.error)
             if self.log is not None:
                 self.log(scope[ENTRY])
 
@@ -438,21 +452,3 @@ def _log(log: Callable[[Mapping[str, Any]], object], routes: Sequence[Route], en
     fields = entry.fields(routes)
     if fields["status"] != 200 or fields["route"] not in _PROBES:
         log(fields)
-
-
-def make_app(
-    engine: AsyncEngine,
-    settings: Settings,
-    *,
-    template: ChatTemplate | None = None,
-    drain: Drain | None = None,
-    gate: Gate | None = None,
-    on_failure: OnFailure = lambda error, ran: None,
-    on_ready: Callable[[], object] = lambda: None,
-    log: Callable[[Mapping[str, Any]], object] | None = None,
-) -> Starlette:
-    """Return the ASGI application of a server. ``template``: of chats; None: the model's. ``drain``: what its requests
-    have when it stops, which the caller begins; None: 30 s. ``gate``: that of its connections, for ``/metrics``.
-    ``on_ready``: called once the engine takes requests. ``log``: called with the fields of each request's line
-    (:meth:`hal_engine.serving.requests_log.Entry.fields`)."""
-    return Server(engine, settings, drain or Drain(30.0), on_failure, template, gate, on_ready, log).app()

@@ -10,6 +10,7 @@ import socket
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 
 import uvicorn
 from hal_core import Unavailable
@@ -76,6 +77,11 @@ class Listening(uvicorn.Server):
                 signal.signal(number, signal.SIG_IGN)
             yield
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See :class:`uvicorn.Server`; in the drain SIGTERM ends it too (``timeout`` sends two, but at once)."""
+        self.force_exit = self._parts.drain.has_begun
+        super().handle_exit(sig, frame)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See :class:`uvicorn.Server`."""
         try:
@@ -97,13 +103,17 @@ class Listening(uvicorn.Server):
         if self.config.uds is not None:
             self._socket = self.config.uds, os.stat(self.config.uds).st_ino
         most = f"at most {limits.connections} connections, {limits.bytes >> 20} MiB of requests"
-        say(f"hal: {self._parts.title} on {address} ({most}); /health is 200 when its engine is loaded")
-        self._parts.readiness.listening(address + self.config.root_path)
+        say(f"hal: the model {self._parts.title!r} is on {address} ({most}); /health is 200 when its engine is loaded")
+        under = f", root path {self.config.root_path}" if self.config.root_path else ""
+        self._parts.readiness.listening(address + under)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See :class:`uvicorn.Server`."""
         drain, lines = self._parts.drain, self._parts.lines
         drain.begin()
+        if running := len(self.server_state.tasks):
+            requests = f"{running} request{'s have' if running > 1 else ' has'}"
+            say(f"hal: stopping: {requests} {drain.seconds:g} s (a second signal ends them now)")
         self._parts.readiness.stopping()
         await super().shutdown(sockets)
         if self._socket is not None:  # from Python 3.13 on asyncio does so

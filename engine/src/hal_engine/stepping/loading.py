@@ -124,4 +124,9 @@ def check_drafts(name: str, runner: Runner, drafts: int) -> None:
 
 def _entry(name: str) -> Entry:
     cure = f"give one of them, {AUTO}, {DEFAULT}, or MODULE:NAME, as my_runners:MyRunner"
+    module, _, maker = name.rpartition(".")
+    if module:
+        cure = f"did you mean {module}:{maker}?"
+    elif Path(f"hal-{name}", "pyproject.toml").is_file():
+        cure = f"pip install -e hal-{name}"
     return named(name, installed_in(RUNNERS), kind="runner", argument=RUNNER, cure=cure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,6 +27,17 @@ class RunnerFailed(PluginError):
 
     exit_status = 1
     """Exit status of a command that ends with it."""
+
+
+_LIBRARIES = {"hal_core", "hal_engine", "site-packages", "dist-packages", Path(traceback.__file__).parent.name}
+"""Folders of hal, of installed packages and of Python's own modules."""
+
+
+def raised_at(error: BaseException) -> str:
+    """Return "FILE:LINE" of the innermost call outside hal and installed libraries, else of the innermost one."""
+    calls = [(Path(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    file, line = ([one for one in calls if not _LIBRARIES.intersection(one[0].parts)] or calls)[-1]
+    return f"{file.name}:{line}"
 
 
 Columns = Mapping[str, np.ndarray[Any, Any]]

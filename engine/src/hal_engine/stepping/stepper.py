@@ -37,7 +37,7 @@ from hal.unwritten import unwritten
 from hal_engine.timeouts import TIMEOUTS
 
 from .acceptance import Acceptance
-from .runner import HostRunner, RunnerFailed, Supported
+from .runner import HostRunner, RunnerFailed, Supported, raised_at
 from .step_plan import Int32s, PlannedStep, StepPlanner
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from .runner import Runner
 
 
-log = logging.getLogger("hal")
+log = logging.getLogger("hal.runner")
 _NOT_OF_THE_RUNNER = (DeviceClosed, GroupLost, Unavailable, SinkClosed, Undelivered)
 """Errors that end the stepper: of the device, and of an earlier step's output, which a runner's hook call raises."""
 
@@ -338,7 +338,8 @@ class Stepper:
         return self.on_raised(method, error)
 
     def _what(self, method: str, error: Exception) -> str:
-        return " ".join(f"{type(self.runner).__name__}.{method} raised {type(error).__name__}: {error}".split())
+        what = f"{type(self.runner).__name__}.{method} raised {type(error).__name__}: {error} ({raised_at(error)})"
+        return " ".join(what.split())
 
     def _fed(self, planned: PlannedStep) -> list[int]:
         """Return the slots that a step may have run."""
@@ -374,8 +375,9 @@ class Stepper:
                 for name, value in (("stop_flags", True), given):
                     self.device.async_set_value(target=state.view(name)[slot], value=value, stream=stream)
             stream.synchronize(TIMEOUTS.ring)
-        log.error("step %d: %s", step.number, what)
-        log.debug("where the runner raised", exc_info=error)
+        if not slots:  # else the ends of their requests say it
+            log.error("step %d: %s", step.number, what)
+        log.debug("step %d: where the runner raised", step.number, exc_info=error)
         return replace(step, errors={**step.errors, **dict.fromkeys(slots, what)})
 
     def _saved(self, step: Step) -> Step:
