@@ -217,17 +217,16 @@ def bursts_of_copies(fixture: World) -> None:
 
 
 def memory_of_another_thread(fixture: World) -> None:
-    """Allocate device memory that another thread drops, which then allocates itself."""
-    blocks = [fixture.device.allocate(1 << 18)]
-    backdoor.write(fixture.device, blocks[0], 0, np.full(1 << 18, 3, np.uint8), fixture.stream)
+    """Write to memory that another thread has allocated, after it has dropped that of the round before."""
 
-    def drop() -> None:
-        blocks.clear()
-        fixture.device.allocate(1 << 18)
+    def swap() -> None:
+        BLOCK_OF.pop(fixture, None)
+        BLOCK_OF[fixture] = fixture.device.allocate(1 << 18)
 
-    thread = threading.Thread(target=drop)
+    thread = threading.Thread(target=swap)
     thread.start()
     thread.join()
+    backdoor.write(fixture.device, BLOCK_OF[fixture], 0, np.full(1 << 18, 3, np.uint8), fixture.stream)
 
 
 def states(fixture: World) -> None:
