@@ -193,11 +193,12 @@ class TorchDevice(AsyncDevice):
         return self.device.type != "cpu" and isinstance(value, torch.Tensor) and value.device.type == self.device.type
 
     def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401
-        """Return a torch tensor over a view's memory; another framework's by DLPack."""
+        """Return a torch tensor over a view's memory; another framework's by DLPack. Raises for reversed axes."""
         self.check_open()
-        if framework not in ("", "torch"):
-            return tensor_over(view, framework)
-        return self._bits(view)[0].view(getattr(torch, view.dtype.name))
+        bits, reversed_axes = self._bits(view)
+        if reversed_axes or framework not in ("", "torch"):
+            return tensor_over(view, framework or "torch")
+        return bits.view(getattr(torch, view.dtype.name))
 
     def _bits(self, view: View, *, elements: bool = True) -> tuple[torch.Tensor, tuple[int, ...]]:
         """Return a view's bits as integers of torch, and its reversed axes, which torch lacks: they are read forwards.
