@@ -113,8 +113,10 @@ class Insertion:
 
     def _pass_on(self, requests: Sequence[Any], num_running_requests: int, why: str) -> Ticket:
         log.info("insert_tasks_v1 is upstream's own for this call: %s", why)
-        self.upstream(requests, num_running_requests)
-        self._forget()
+        try:
+            self.upstream(requests, num_running_requests)
+        finally:  # it may have written slots before it raised
+            self._forget()
         return DONE
 
     def _proposer_agrees(self, tasks: Sequence[Task]) -> bool:
