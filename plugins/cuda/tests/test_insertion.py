@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hal_core import TIMEOUTS, Request, StateConfig, Task, TaskBatch, TaskKind
+from hal_core import TIMEOUTS, Request, StateConfig, Task, TaskKind
 from hal_core.slots.admission import admit
 from hal_cuda import insertion, staged_requests
 from hal_cuda.driver import CudaError
@@ -167,7 +167,7 @@ def test_a_mixed_batch_gives_back_the_places_of_its_requests(opened):
 def test_a_driver_that_fails_for_good_is_named_on_a_stream_without_work_too(opened, monkeypatch):
     bound = opened()
     state, device = bound.state(SIZES), bound.device
-    batch = TaskBatch.of(entering([0], [state.admit(Request("a", [1] * 9))]))
+    batch = entering([0], [state.admit(Request("a", [1] * 9))])
     stream = device.stream()
 
     def broken(*_):
