@@ -54,7 +54,7 @@ def test_a_block_of_a_new_size_that_comes_back_while_the_last_device_is_closed(o
 @pytest.mark.parametrize("fails", ["code", "pinned memory"])
 def test_an_opening_that_fails_keeps_no_context(opened, monkeypatch, fails):
     held, library = [], stand_in().Library
-    retain, done = library.cuDevicePrimaryCtxRetain, (CUresult.CUDA_SUCCESS,)
+    retain, release = library.cuDevicePrimaryCtxRetain, (CUresult.CUDA_SUCCESS,)
     monkeypatch.setattr(library, "cuDevicePrimaryCtxRetain", lambda self, of: (held.append(of), retain(self, of))[1])
     monkeypatch.setattr(
         library, "cuDevicePrimaryCtxRelease", lambda self, of: held.remove(of) or release, raising=False
