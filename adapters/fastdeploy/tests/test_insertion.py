@@ -402,6 +402,24 @@ def test_after_upstreams_own_call_no_row_is_taken_for_known(bound, error):
     np.testing.assert_array_equal(pair.tensors.read()["bad_tokens"], pair.reference.share_inputs["bad_tokens"])
 
 
+def test_after_a_write_that_fails_half_way_no_row_is_taken_for_known(bound, monkeypatch):
+    """A device without several_memories has a submission for each tensor."""
+    pair = Pair(bound)
+    pair.insert([prefill(1, range(3))])
+
+    def half_way(*, writes, stream):
+        plans = [plan for plan in writes.plans() if plan.memory is pair.tensors.views["bad_tokens"].memory]
+        bound.device.submit_all(plans, stream).wait()
+        raise OutOfMemory("the ring stayed full", cure="wait")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(bound), "write", lambda self, **given: half_way(**given))
+        with pytest.raises(OutOfMemory, match="the ring stayed full"):
+            pair.insertion([prefill(1, range(3), bad_words_token_ids=[1, 2, 3])], 4)
+    pair.insert([prefill(1, range(3))])
+    assert (pair.tensors.read()["bad_tokens"][1] == -1).all()
+
+
 @pytest.mark.parametrize("attribute", ["guided_json", "structural_tag", "pooling_params"])
 def test_what_is_not_served_goes_to_upstreams_own_function(bound, attribute, caplog):
     pair, request = Pair(bound), prefill(1, range(3))

@@ -99,6 +99,7 @@ class Insertion:
                 calls = self._calls(req_dicts, tasks, num_running_requests)
                 for call in calls:
                     call.act(first=True)
+                self._words = self._unknown_words()  # a write that raises may have written some of them
                 ticket = self.device.write(writes=writes, stream=self.stream)
         finally:
             if ticket is None:  # nothing was inserted, so no batch id has a slot by it
