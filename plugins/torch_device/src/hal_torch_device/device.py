@@ -195,10 +195,9 @@ class TorchDevice(AsyncDevice):
     def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401
         """Return a torch tensor over a view's memory; another framework's by DLPack. Raises for reversed axes."""
         self.check_open()
-        bits, reversed_axes = self._bits(view)
-        if reversed_axes or framework not in ("", "torch"):
+        if framework not in ("", "torch") or min(view.strides, default=0) < 0:
             return tensor_over(view, framework or "torch")
-        return bits.view(getattr(torch, view.dtype.name))
+        return self._bits(view)[0].view(getattr(torch, view.dtype.name))
 
     def _bits(self, view: View, *, elements: bool = True) -> tuple[torch.Tensor, tuple[int, ...]]:
         """Return a view's bits as integers of torch, and its reversed axes, which torch lacks: they are read forwards.
