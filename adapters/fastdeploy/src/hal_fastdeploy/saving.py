@@ -195,7 +195,7 @@ class SaveOutput:
         with ExitStack() as closing:
             closing.callback(self._raise_error)
             for sink in self._sinks.values():
-                closing.callback(lambda sink=sink: sink.close(max(0.0, end - time.monotonic())))
+                closing.callback(lambda one: one.close(max(0.0, end - time.monotonic())), sink)
 
     def _put_topk(
         self,

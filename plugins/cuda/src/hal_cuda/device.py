@@ -227,8 +227,7 @@ class CudaDevice(OnGpu):
     def launch_graphs(self, graphs: Sequence[int], stream: Stream) -> None:
         """Launch ``cudaGraphExec_t`` handles in order; on the native path in one call that keeps the GIL."""
         if len(graphs) > MOST_GRAPHS:
-            what, cure = f"{len(graphs)} graphs at once", f"give at most {MOST_GRAPHS}"
-            raise InvalidValue(what, cure=cure, device=self.located, argument="graphs")
+            raise InvalidValue(f"{len(graphs)} graphs at once", cure=f"give at most {MOST_GRAPHS}", argument="graphs")
         self._runtime.launch_graphs(graphs, self.working(stream).raw)
 
     # -- work ---------------------------------------------------------------------------------------------------
