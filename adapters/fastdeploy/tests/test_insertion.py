@@ -1,6 +1,7 @@
 """``insert_tasks_v1`` against the reference writer: every array, host list and attribute, on cpu and sim."""
 
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -382,15 +383,41 @@ def test_a_held_stream_does_not_delay_an_insertion(bound):
     pair.check()
 
 
-def test_after_upstreams_own_call_no_row_is_taken_for_known(bound):
+@pytest.mark.parametrize("error", [None, RuntimeError("half way")])
+def test_after_upstreams_own_call_no_row_is_taken_for_known(bound, error):
     pair = Pair(bound)
+
+    def upstream(requests, num_running):
+        if error is not None:
+            raise error
+
+    pair.insertion.upstream = upstream
     pair.insert([prefill(1, range(3))])
     view = pair.tensors.views["bad_tokens"]
     bound.async_set_value(target=view, value=5, stream=bound.default_stream).wait()  # as upstream's might
     pair.reference.share_inputs["bad_tokens"][...] = 5
-    pair.insertion([up.Request(up.EXTEND, 1, "r1")], 4)
+    with nullcontext() if error is None else pytest.raises(RuntimeError, match="half way"):
+        pair.insertion([up.Request(up.EXTEND, 1, "r1")], 4)
     pair.insert([prefill(1, range(3))])
     np.testing.assert_array_equal(pair.tensors.read()["bad_tokens"], pair.reference.share_inputs["bad_tokens"])
+
+
+def test_after_a_write_that_fails_half_way_no_row_is_taken_for_known(bound, monkeypatch):
+    """A device without several_memories has a submission for each tensor."""
+    pair = Pair(bound)
+    pair.insert([prefill(1, range(3))])
+
+    def half_way(*, writes, stream):
+        plans = [plan for plan in writes.plans() if plan.memory is pair.tensors.views["bad_tokens"].memory]
+        bound.device.submit_all(plans, stream).wait()
+        raise OutOfMemory("the ring stayed full", cure="wait")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(bound), "write", lambda self, **given: half_way(**given))
+        with pytest.raises(OutOfMemory, match="the ring stayed full"):
+            pair.insertion([prefill(1, range(3), bad_words_token_ids=[1, 2, 3])], 4)
+    pair.insert([prefill(1, range(3))])
+    assert (pair.tensors.read()["bad_tokens"][1] == -1).all()
 
 
 @pytest.mark.parametrize("attribute", ["guided_json", "structural_tag", "pooling_params"])

@@ -248,6 +248,43 @@ def test_an_output_that_the_layout_cannot_hold_is_the_next_calls_error(saving):
         operations.save_output(rows([6]), OFF, NOBODY, 0, False)
 
 
+class Slow:
+    """A sink whose thread has not come to its outputs yet; closing it raises."""
+
+    def __init__(self, layout=""):
+        self.outputs, self.timeouts = [], []
+
+    def put(self, pending):
+        self.outputs.append(pending)
+
+    def close(self, timeout):
+        self.timeouts.append(timeout)
+        raise Undelivered("not read", [])
+
+
+def test_an_error_that_comes_after_further_outputs_were_put_is_raised_too():
+    sink = Slow()
+    operations = SaveOutput(lambda layout: sink)
+    for step in range(3):
+        operations.save_output(rows([step]), OFF, NOBODY, 0, False)
+    for output in sink.outputs:
+        output.complete(Undelivered(f"step {output.step} is too wide", []) if output.step < 3 else None)
+    with pytest.raises(Undelivered, match="step 1 is too wide"):
+        operations.save_output(rows([6]), OFF, NOBODY, 0, False)
+    assert len(sink.outputs) == 3
+    operations._sinks.clear()
+    with pytest.raises(Undelivered, match="step 2 is too wide"):
+        operations.close(5)
+
+
+def test_all_sinks_are_closed_within_one_timeout_though_the_first_raises():
+    operations = SaveOutput(lambda layout: None)
+    operations._sinks = sinks = {"plain": Slow(), "topk": Slow()}
+    with pytest.raises(Undelivered, match="not read"):
+        operations.close(0.0)
+    assert [sink.timeouts for sink in sinks.values()] == [[0.0], [0.0]]
+
+
 def test_fastdeploys_reader_gets_the_messages_from_its_queue(place):
     operations, reader = SaveOutput(lambda layout: place.sink(layout)), place.reader()
     for step in range(3):

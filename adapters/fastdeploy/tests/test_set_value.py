@@ -54,7 +54,21 @@ def test_a_value_becomes_what_upstreams_function_makes_of_it(device, dtype, src,
     assert read(device, target) == should
 
 
-@pytest.mark.parametrize("src", [None, np.int64(3), (1, 2, 3, 4), "1", [1, 2, 3], [[1, 2], [3]], np.zeros(5)], ids=str)
+@pytest.mark.parametrize(
+    "src",
+    [
+        None,
+        np.int64(3),
+        (1, 2, 3, 4),
+        "1",
+        [1, 2, 3],
+        [[1, 2], [3]],
+        np.zeros(5),
+        [1, 2, 3, 2**63],
+        [1.0, 2.0, 3.0, np.inf],
+    ],
+    ids=str,
+)
 def test_g26_what_upstreams_function_refuses_is_a_value_error(device, src):
     target = tensor(device, (2, 2), "int64")
     SetValue(device)(target, 7).wait()

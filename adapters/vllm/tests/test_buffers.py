@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
 
-from hal_core import InvalidValue  # noqa: E402 (torch first: where it is missing, nothing runs)
+from hal_core import DeviceClosed, InvalidValue  # noqa: E402 (torch first: where it is missing, nothing runs)
 from hal_core.devices import Packed  # noqa: E402
 from hal_vllm.buffers import classes_over  # noqa: E402
 from hal_vllm.installing import open_stage  # noqa: E402
@@ -213,6 +213,30 @@ def test_a_device_whose_memory_torch_cannot_hold_is_refused():
     pytest.importorskip("hal_sim")
     with pytest.raises(InvalidValue, match=r"^sim.*does not lie in its memory.*give in HAL_VLLM_DEVICE a hal device"):
         open_stage("sim", CPU)
+
+
+def test_a_device_that_was_refused_is_closed_and_refused_again(stage, monkeypatch):
+    opened = []
+
+    def opener(where):
+        opened.append(stage.opener(where))
+        return opened[-1]
+
+    late = Stage(opener, torch.device("meta"))
+    late.tensors = CPU
+    for error in (InvalidValue("other memory", cure="another device"), RuntimeError("it hangs")):
+
+        def refuse(place, rows, error=error):
+            raise error
+
+        monkeypatch.setattr(late, "add", refuse)
+        with pytest.raises(type(error), match=r"other memory|it hangs"):
+            late.allocate((4,), torch.int32)
+        with pytest.raises(DeviceClosed):
+            opened[-1].device.allocate(64)
+    monkeypatch.undo()
+    assert late.allocate((4,), torch.int32)[0].tolist() == [0] * 4
+    late.device.close()
 
 
 def test_a_chips_device_is_opened_with_the_first_tensor(stage):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,8 @@ def test_figures_of_every_worker_are_shown_once(monkeypatch, tmp_path):
     monkeypatch.delenv(figures.FOLDER)
     figures.show()
     figures.show()
+    Path(os.environ[figures.FOLDER], "7").touch()  # of a worker that is about to write
+    assert registry.get_sample_value("hal_vllm_tensors_total", {"worker": "7"}) == 0
     counts = Counter(steps=3, submissions=2, tensors=7)
     write = figures.writer(counts)
     write()

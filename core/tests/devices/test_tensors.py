@@ -129,6 +129,14 @@ def test_what_cannot_be_is_refused_by_name(bound):
     assert not hasattr(view, "__cuda_array_interface__")
 
 
+def test_a_reversed_view_has_no_tensor_of_paddle(bound):
+    view = View.contiguous(bound.device.allocate(64), 0, (8,), PLAIN[0])[::-1]
+    pytest.importorskip("paddle")
+    with pytest.raises(InvalidValue, match=r"cpu:0.*paddle has no reversed axes"):
+        bound.device.tensor(view, "paddle")
+    assert bound.device.tensor(view, "numpy").strides == view.strides
+
+
 def test_memory_whose_addresses_mean_nothing_has_no_tensors(bound):
     class Elsewhere:
         name, index, dlpack_device = "chip", 1, None

@@ -2,9 +2,14 @@
 
 import gc
 
-from hal_core import ByteRange
+import pytest
+from hal_core import ByteRange, OutOfMemory
 from hal_core.devices import blocks
 from hal_cuda import memory as gpu_memory
+
+from .conftest import stand_in
+
+CUresult = stand_in().CUresult
 
 
 def test_what_a_burst_of_copies_out_took_is_given_back(opened, monkeypatch):
@@ -25,6 +30,44 @@ def test_what_a_burst_of_copies_out_took_is_given_back(opened, monkeypatch):
     bound.copy_out(memory=memory, parts=[ByteRange(0, 64)], stream=bound.default_stream).wait(10)
     assert pinned.kept <= 1 << 20
     assert len(found._pooled) <= 2
+
+
+def test_a_block_of_a_new_size_that_comes_back_while_the_last_device_is_closed(opened, monkeypatch):
+    """Another thread opens a device while the driver frees a block."""
+    bound = opened()
+    runtime, api = bound.device._runtime, bound.device.driver.api
+    found, free = runtime._memory, api.cuMemFreeHost
+    runtime.free_host(runtime.allocate_host(4096))
+    others = [runtime.allocate_host(12345)]
+
+    def freeing(address):
+        if others and not found._devices:
+            found._idle.setdefault(12345, []).append(others.pop())
+        return free(address)
+
+    monkeypatch.setattr(api, "cuMemFreeHost", freeing)
+    bound.close()
+    assert not found._locked
+    assert found._context is None
+
+
+@pytest.mark.parametrize("fails", ["code", "pinned memory"])
+def test_an_opening_that_fails_keeps_no_context(opened, monkeypatch, fails):
+    held, library = [], stand_in().Library
+    retain, release = library.cuDevicePrimaryCtxRetain, (CUresult.CUDA_SUCCESS,)
+    monkeypatch.setattr(library, "cuDevicePrimaryCtxRetain", lambda self, of: (held.append(of), retain(self, of))[1])
+    monkeypatch.setattr(
+        library, "cuDevicePrimaryCtxRelease", lambda self, of: held.remove(of) or release, raising=False
+    )
+    refused = CUresult.CUDA_ERROR_OUT_OF_MEMORY, 0
+    with monkeypatch.context() as patch:
+        name = "cuModuleLoadData" if fails == "code" else "cuMemHostAlloc"
+        patch.setattr(library, name, lambda *_: refused)
+        with pytest.raises(OutOfMemory, match=name):
+            opened()
+        assert not held
+    opened().close()
+    assert not held
 
 
 def test_a_driver_without_a_pool_on_the_host_has_none(opened):

@@ -9,6 +9,7 @@ import pytest
 from hal_core import TIMEOUTS, Request, StateConfig, Task, TaskKind
 from hal_core.slots.admission import admit
 from hal_cuda import insertion, staged_requests
+from hal_cuda.driver import CudaError
 from hal_cuda.structs import ENTRY
 
 from .states import contents, is_staged, prefill
@@ -161,6 +162,21 @@ def test_a_mixed_batch_gives_back_the_places_of_its_requests(opened):
     assert bound.device.staged_requests._waits.sum() == 1
     bound.insert_tasks(state=state, tasks=tasks, stream=bound.default_stream)
     assert bound.device.staged_requests._waits.sum() == 0
+
+
+def test_a_driver_that_fails_for_good_is_named_on_a_stream_without_work_too(opened, monkeypatch):
+    bound = opened()
+    state, device = bound.state(SIZES), bound.device
+    batch = entering([0], [state.admit(Request("a", [1] * 9))])
+    stream = device.stream()
+
+    def broken(*_):
+        raise CudaError("cuEventRecord: CUDA_ERROR_LAUNCH_FAILED", cure="restart the process")
+
+    monkeypatch.setattr(device.insertion, "_enter", broken)
+    monkeypatch.setattr(device, "mark", broken)
+    with pytest.raises(CudaError, match="CUDA_ERROR_LAUNCH_FAILED"):
+        device.insertion._from_ring(state.host_table.twin, batch, stream, device.events.take(stream))
 
 
 def test_memory_for_staging_is_no_condition(opened, caplog):

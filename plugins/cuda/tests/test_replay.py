@@ -266,5 +266,7 @@ class TestGraphsOfTheCallers:
         with pytest.raises(CudaError, match="cuGraphLaunch"):
             bound.launch_graphs(graphs=[1], stream=stream)
         bound.device.driver.api.fail = ""
+        with pytest.raises(InvalidValue, match=r"launch_graphs: graphs: 17 graphs at once"):
+            bound.launch_graphs(graphs=[1] * 17, stream=stream)
         with bind(CpuPlugin.open(0, {})) as cpu, pytest.raises(CapabilityMissing, match="has no graphs"):
             cpu.launch_graphs(graphs=[1], stream=cpu.default_stream)

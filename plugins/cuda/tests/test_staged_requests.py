@@ -1,5 +1,6 @@
 """Staged requests without a GPU: chunks of pinned memory, with stand-ins for the driver's blocks and events."""
 
+from collections import deque
 from contextlib import nullcontext
 
 import numpy as np
@@ -202,6 +203,19 @@ def test_serials_of_another_device_find_nothing(staging):
     staged(staging, "b", [2])
     assert found_at(staging, request) is None
     assert place_of(staging, 0)[0] != 0
+
+
+def test_a_chunk_that_another_thread_takes_first_is_no_error(staging):
+    """Between the question whether one leaves and its removal another admission may have removed it."""
+
+    class Contended(deque):
+        def __bool__(self):
+            self.clear()
+            return True
+
+    staged(staging, "a", [1, 2, 3])
+    staging._leaving = Contended([None])
+    assert has(staging, staged(staging, "b", [1, 2, 3]))
 
 
 def test_closing_releases_what_the_gpu_has_left(staging):

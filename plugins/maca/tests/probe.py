@@ -96,6 +96,19 @@ def copies_apart() -> Any:
         return {"held": early, "free": free.done(), "then": held.done()}
 
 
+def closed_while_held() -> Any:
+    """A device that is closed while a write waits on its stream: whether the write still has all that it reads."""
+    bound = hal.open_device("maca", options={"deadline": 0.1})
+    state, stream = bound.state(StateConfig(num_slots=8, max_model_len=16)), bound.device.stream()
+    copied = bound.device.last
+    with bound.device._simulator.Stream.adopt(stream.handle).held():
+        bound.async_set_value(target=state.view("seed"), value=np.arange(8), stream=stream)
+        known = stream.stream_key in copied
+        if known:  # otherwise Paddle ends the process
+            bound.close()
+        return {"known": known, "kept": hasattr(bound.device, "upload_stream")}
+
+
 def unfenced_ring() -> Any:
     """The same, with fences that are never waited for: the checker must find that."""
     from hal_core.devices.events import RecordedEvent
@@ -189,6 +202,7 @@ if __name__ == "__main__":
         copies_apart,
         two_devices,
         bad_input,
+        closed_while_held,
         unfenced_ring,
     ):  # the last leaves races behind
         answers[probe.__name__] = probe()

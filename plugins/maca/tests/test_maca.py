@@ -128,6 +128,10 @@ def test_copies_of_one_stream_do_not_wait_for_those_of_another(answers):
     assert answers["copies_apart"] == {"held": False, "free": True, "then": True}
 
 
+def test_a_close_that_a_held_write_outlasts_releases_nothing_that_it_reads(answers):
+    assert answers["closed_while_held"] == {"known": True, "kept": True}
+
+
 def test_the_checker_would_see_a_ring_without_fences(answers):
     assert answers["unfenced_ring"]["races"] > 0
 

@@ -73,6 +73,18 @@ def test_a_group_over_nccl_is_made_as_paddles_own_and_connected(monkeypatch):
     assert made[0][:4] == ("the store", 1, 2, 1234)
 
 
+def test_the_store_of_a_group_is_found_by_an_address_however_long_the_hosts_name_is(monkeypatch):
+    name = "trainer-0.trainers-of-a-long-job.a-namespace.svc.cluster.local"
+    monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", f"{name}:8000")
+    monkeypatch.setattr("socket.gethostbyname", {name: "127.0.0.1"}.__getitem__)
+    stores, sent = [], []
+    core = SimpleNamespace(TCPStore=lambda *arguments: stores.append(arguments))
+    monkeypatch.setattr(process_groups, "paddle_core", lambda: core)
+    process_groups.make_group(lambda *_: None, (0, 1), 0, lambda data: sent.append(data) or data, 5.0)
+    assert process_groups.WHERE.unpack(sent[0])[0].rstrip(b"\0") == b"127.0.0.1"
+    assert stores[0][0] == "127.0.0.1"
+
+
 def test_a_group_over_nccl_needs_a_gpu_to_be_paddles_current_device():
     pytest.importorskip("paddle")
     with pytest.raises(InvalidValue, match=r"current place is Place\(cpu\)") as raised:

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 from hal_conformance.harness.isolated import KitProcess  # noqa: E402 (torch first: where it is missing, nothing runs)
 from hal_core import (  # noqa: E402
     InvalidValue,
+    OutOfMemory,
     Request,
     SamplingParams,
     SlotRuns,
@@ -19,9 +20,11 @@ from hal_core import (  # noqa: E402
     Task,
     TaskKind,
     Unavailable,
+    View,
     Writes,
     admit,
 )
+from hal_core.devices import dtype_of  # noqa: E402
 from hal_torch_device import TorchCuda, TorchPlugin  # noqa: E402
 from hal_torch_device.device import TorchDevice  # noqa: E402
 
@@ -145,6 +148,36 @@ class NoBytes(TorchPlugin):
     name = "no_bytes"
     kind = "cpu"
     cure = "install a torch that can"
+
+
+def test_memory_is_found_after_a_tensor_over_it_was_a_target(opened):
+    """On a GPU all memory begins where its storage does, on the CPU some of 64."""
+    memories = [opened.device.allocate(1000) for _ in range(64)]
+    views = [View.contiguous(memory, 0, (125,), dtype_of("int64")) for memory in memories]
+    for number, view in enumerate(views):
+        tensor = opened.device.tensor(view, "torch")
+        opened.async_set_value(target=tensor, value=number, stream=opened.default_stream).wait(10)
+        del tensor
+    opened.device.allocate(16)
+    for number, view in enumerate(views):
+        assert opened.device.tensor(view)[7] == number
+
+
+def test_host_memory_that_torch_cannot_lock_is_out_of_memory(opened, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("CUDA error: out of memory\nmore")
+
+    monkeypatch.setattr(opened.device.runtime, "pinned", True)
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(OutOfMemory, match="CUDA error: out of memory"):
+        opened.device.runtime.allocate_host(64)
+
+
+def test_a_reversed_view_has_no_tensor(opened):
+    view = View.contiguous(opened.device.allocate(64), 0, (8,), dtype_of("int64"))
+    for framework in ("", "torch"):
+        with pytest.raises(InvalidValue, match="torch has no reversed axes"):
+            opened.device.tensor(view[::-1], framework)
 
 
 def test_a_backend_that_writes_other_bytes_is_refused(monkeypatch):

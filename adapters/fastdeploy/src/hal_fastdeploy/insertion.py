@@ -99,6 +99,7 @@ class Insertion:
                 calls = self._calls(req_dicts, tasks, num_running_requests)
                 for call in calls:
                     call.act(first=True)
+                self._words = self._unknown_words()  # a write that raises may have written some of them
                 ticket = self.device.write(writes=writes, stream=self.stream)
         finally:
             if ticket is None:  # nothing was inserted, so no batch id has a slot by it
@@ -113,8 +114,10 @@ class Insertion:
 
     def _pass_on(self, requests: Sequence[Any], num_running_requests: int, why: str) -> Ticket:
         log.info("insert_tasks_v1 is upstream's own for this call: %s", why)
-        self.upstream(requests, num_running_requests)
-        self._forget()
+        try:
+            self.upstream(requests, num_running_requests)
+        finally:  # it may have written slots before it raised
+            self._forget()
         return DONE
 
     def _proposer_agrees(self, tasks: Sequence[Task]) -> bool:

@@ -6,12 +6,15 @@ The operations' names and the order of arguments are FastDeploy's (develop @dad5
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from math import prod
 from typing import Any
 
 import numpy as np
-from hal_core import HalError, InvalidValue, OutputRecord, Sink, SlotStatus
+from hal_core import InvalidValue, OutputRecord, Sink, SlotStatus
 
 from .sysv.layouts import DRAFT, PREEMPTED, TARGET
 
@@ -26,11 +29,10 @@ class Saved:
     ``goes_on``: the sign of the first word, in FastDeploy the host flag ``not_need_stop``.
     """
 
-    def __init__(self, record: OutputRecord, goes_on: bool) -> None:
-        self.step, self.record, self.goes_on = record.step, record, goes_on
+    def __init__(self, record: OutputRecord, goes_on: bool, errors: deque[BaseException]) -> None:
+        self.step, self.record, self.goes_on, self._errors = record.step, record, goes_on, errors
         self.request_ids = record.request_ids
         self.batch_ids, self.batch_size = range(len(record)), len(record)
-        self.error: BaseException | None = None
 
     def ready(self) -> bool:
         """Return True: no copy is pending."""
@@ -41,8 +43,9 @@ class Saved:
         return self.record
 
     def complete(self, error: BaseException | None) -> None:
-        """Keep the sink's error for the next call."""
-        self.error = error
+        """Keep the sink's error for the next call; it may come after further outputs were put."""
+        if error is not None:
+            self._errors.append(error)
 
 
 class SaveOutput:
@@ -53,7 +56,7 @@ class SaveOutput:
 
     def __init__(self, open_sink: Callable[[str], Sink]) -> None:
         self._open, self._sinks = open_sink, dict[str, Sink]()
-        self._last: Saved | None = None
+        self._errors = deque[BaseException]()
         self._steps = 0
 
     def save_output(
@@ -187,9 +190,12 @@ class SaveOutput:
             self._put_topk(values, cu_batch_token_offset, table, not_need_stop)
 
     def close(self, timeout: float) -> None:
-        """Close the sinks; see :class:`hal_core.Sink`."""
-        for sink in self._sinks.values():
-            sink.close(timeout)
+        """Close all sinks within ``timeout`` seconds; see :class:`hal_core.Sink`."""
+        end = time.monotonic() + timeout
+        with ExitStack() as closing:
+            closing.callback(self._raise_error)
+            for sink in self._sinks.values():
+                closing.callback(lambda one: one.close(max(0.0, end - time.monotonic())), sink)
 
     def _put_topk(
         self,
@@ -205,15 +211,16 @@ class SaveOutput:
         self._put("speculative-topk", values | more, not_need_stop)
 
     def _put(self, layout: str, values: dict[str, Any], not_need_stop: HostArray) -> None:
-        if self._last is not None and isinstance(error := self._last.error, HalError):
-            self._last = None
-            raise error
+        self._raise_error()
         if layout not in self._sinks:
             self._sinks[layout] = self._open(layout)
         self._steps += 1
         goes_on = bool(np.asarray(not_need_stop).reshape(-1)[0])
-        self._last = Saved(OutputRecord(step=self._steps, **values), goes_on)
-        self._sinks[layout].put(self._last)
+        self._sinks[layout].put(Saved(OutputRecord(step=self._steps, **values), goes_on, self._errors))
+
+    def _raise_error(self) -> None:
+        if self._errors:
+            raise self._errors.popleft()
 
 
 def _check_flag(flag: int, *served: int) -> None:

@@ -111,7 +111,7 @@ class SetValue:
     def __call__(self, tgt: Any, src: Any) -> Ticket:  # noqa: ANN401 (a framework's tensors)
         """Write ``src`` into ``tgt``. A number fills; a list, array or tensor is cast and has as many elements.
 
-        :raises ValueError: for None, a NumPy scalar, a tuple, and another number of elements.
+        :raises ValueError: for None, a NumPy scalar, a tuple, another number of elements, and one that does not fit.
         """
         view = self.device.device.resolve(tgt)
         if isinstance(src, bool | int | float):
@@ -134,5 +134,8 @@ class SetValue:
         if array.dtype == object:
             raise ValueError("src has elements that are no numbers, or rows of different lengths")
         if isinstance(src, list):
-            return np.array(src, dtype.storage)  # from Python's numbers, so that integers are exact
+            try:
+                return np.array(src, dtype.storage)  # from Python's numbers, so that integers are exact
+            except OverflowError as error:
+                raise ValueError(f"src: an element does not fit {dtype}: {error}") from None
         return array.astype(dtype.storage)

@@ -39,7 +39,7 @@ class Collector:
         for number, (name, text) in enumerate(FIGURES.items()):
             counter = family(f"hal_vllm_{name}", text, labels=["worker"])
             for worker, values in read.items():
-                counter.add_metric([worker], values[number])
+                counter.add_metric([worker], values[number] if values else 0)  # a file that is being made is empty
             yield counter
 
 

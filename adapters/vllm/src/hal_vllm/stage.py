@@ -113,13 +113,14 @@ class Stage:
         kind = self.tensors.type
         if kind != "cpu" and self.tensors.index is None:
             self.tensors = torch.device(kind, torch.get_device_module(kind).current_device())
-        self._device = self.opener(self.tensors)
+        device = self._device = self.opener(self.tensors)
         try:
             self._check_shared()
-        except InvalidValue:
-            self._device.close()
+        except BaseException:
+            self._device, self._chunk, self.pending = None, None, []
+            device.close()
             raise
-        return self._device
+        return device
 
     def _check_shared(self) -> None:
         """Write through hal and read with torch. Raises :class:`InvalidValue` if they do not see the same memory."""

@@ -48,7 +48,7 @@ _load, __dir__, __all__ = face(
         "hal_core.ranks.communicator": "Communicator",
         "hal_core.ranks.groups": "Maker OpenGroup OwnGroup Share close_groups open_groups opened",
         "hal_core.ranks.host_group": "HOST HostGroup",
-        "hal_core.ranks.job": "join_world wait_for_listener",
+        "hal_core.ranks.job": "join_world own_host wait_for_listener",
         "hal_core.ranks.ports": "HeldPort",
         "hal_core.slots.batch_admission": "AdmittedColumns",
         "hal_core.slots.update": "STEP_FIELDS update_inputs",

@@ -38,6 +38,7 @@ from ..ranks.groups import opened as opened
 from ..ranks.host_group import HOST as HOST
 from ..ranks.host_group import HostGroup as HostGroup
 from ..ranks.job import join_world as join_world
+from ..ranks.job import own_host as own_host
 from ..ranks.job import wait_for_listener as wait_for_listener
 from ..ranks.ports import HeldPort as HeldPort
 from ..slots.batch_admission import AdmittedColumns as AdmittedColumns

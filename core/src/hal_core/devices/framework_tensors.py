@@ -37,7 +37,8 @@ def framework_of(name: str, *, host: bool) -> str:
 
 
 def tensor_over(view: View, framework: str = "") -> Any:  # noqa: ANN401 (a framework's tensor)
-    """Return a tensor made by DLPack. Raises :class:`Unavailable` if the device or the framework cannot make it."""
+    """Return a tensor made by DLPack. Raises :class:`Unavailable` if the device or the framework cannot make it, and
+    :class:`InvalidValue` for reversed axes, which torch and Paddle have not: one ends the process by them."""
     device: Any = view.memory.device
     place = device.dlpack_device
     located = f"{device.name}:{device.index}"
@@ -48,6 +49,9 @@ def tensor_over(view: View, framework: str = "") -> Any:  # noqa: ANN401 (a fram
             device=located,
         )
     chosen = framework_of(framework, host=place[0] == DLPACK_CPU)
+    if chosen in ("paddle", "torch") and min(view.strides, default=0) < 0:
+        what = f"{chosen} has no reversed axes as {view!r} has"
+        raise InvalidValue(what, cure="take the view forwards, and flip the tensor", device=located, argument="view")
     try:
         module = import_module(FRAMEWORKS[chosen])
         return module.from_dlpack(view)
@@ -61,6 +65,8 @@ def tensor_over(view: View, framework: str = "") -> Any:  # noqa: ANN401 (a fram
 
 def paddle_piece(base: Any, begin: int, view: View) -> Any:  # noqa: ANN401 (Paddle tensors)
     """Return a contiguous view's memory as a Paddle tensor; the memory starts ``begin`` bytes into ``base``, a flat
-    int64 tensor."""
+    int64 tensor. Raises :class:`InvalidValue` for another view."""
+    if view.collapsed()[0]:
+        raise InvalidValue(f"{view!r} has gaps or reversed axes", cure="take a contiguous one", argument="view")
     first = (begin + view.offset) // view.dtype.itemsize
     return base.view(view.dtype.name)[first : first + view.size].view(list(view.shape))

@@ -46,6 +46,10 @@ SLOWER = ("insert_tasks", "save_output", "broadcast_tokens")
 for devices with synchronous writes (G7)."""
 
 
+MOST_GRAPHS = 16
+"""``GRAPHS`` of native/calls.c."""
+
+
 class CudaDevice(OnGpu):
     """One GPU. Targets are state views, and tensors of Paddle, torch, CuPy and similar libraries on it."""
 
@@ -75,13 +79,19 @@ class CudaDevice(OnGpu):
         if driver.native is None:
             self.capabilities = replace(self.capabilities, fallbacks=dict.fromkeys(SLOWER, driver.why_fallback))
         self.context = Context.open(driver, index)
+        give_back = self.context.close
         driver.when_full = WeakMethod(self._wait_for_room)
-        self._runtime = self.primitives_type(self.context)
-        self.kernels = self._runtime.kernels
-        super().__init__(index, self._runtime, chosen)
-        self.steps = StepKernel(driver, self.kernels)
-        self._given = chosen.stream
-        self._open_parts(chosen)
+        try:
+            self._runtime = self.primitives_type(self.context)
+            give_back = self._runtime.close
+            self.kernels = self._runtime.kernels
+            super().__init__(index, self._runtime, chosen)
+            self.steps = StepKernel(driver, self.kernels)
+            self._given = chosen.stream
+            self._open_parts(chosen)
+        except BaseException:  # a context keeps hundreds of megabytes of the GPU
+            give_back()
+            raise
 
     def _open_parts(self, chosen: Options) -> None:
         """Create the parts of a subclass."""
@@ -216,6 +226,8 @@ class CudaDevice(OnGpu):
 
     def launch_graphs(self, graphs: Sequence[int], stream: Stream) -> None:
         """Launch ``cudaGraphExec_t`` handles in order; on the native path in one call that keeps the GIL."""
+        if len(graphs) > MOST_GRAPHS:
+            raise InvalidValue(f"{len(graphs)} graphs at once", cure=f"give at most {MOST_GRAPHS}", argument="graphs")
         self._runtime.launch_graphs(graphs, self.working(stream).raw)
 
     # -- work ---------------------------------------------------------------------------------------------------

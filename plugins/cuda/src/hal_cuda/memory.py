@@ -56,9 +56,9 @@ class GpuMemory:
         """Unregister a device; after the last, free unused memory."""
         self._devices.discard(device)
         if not self._devices:
-            for idle in self._idle.values():
-                while idle:
-                    self._unlock(idle.pop(), driver)
+            while self._idle:  # another thread may open a device meanwhile, whose blocks come and go
+                for address in self._idle.popitem()[1]:
+                    self._unlock(address, driver)
             self._end(driver)
 
     def allocate(self, nbytes: int, driver: Driver) -> int:

@@ -190,8 +190,12 @@ class StagedRequests:
         """Free chunks that left, outside the lock, which an insertion needs: freeing waits for the device."""
         if self._leaving:
             with self._entered():
-                while self._leaving:
-                    self._leaving.popleft().block.release()
+                while True:
+                    try:
+                        chunk = self._leaving.popleft()
+                    except IndexError:  # another thread may have taken the last one
+                        break
+                    chunk.block.release()
 
     def _chunk_for(self, nbytes: int) -> Chunk | None:
         """Return the chunk to fill: the current one, another with room, an idle one, a new one; None if there is no

@@ -116,7 +116,7 @@ class CustomDevice(PaddlePlace, StreamDevice):
     def after_work(self, stream: Stream, keep: object) -> tuple[RecordedEvent, Ticket]:
         """Return an event, which keeps the memory alive until the device is done with it, and its ticket. The event
         must be kept."""
-        event = self.events.record(self.own_stream(stream))
+        event = self.mark(self.own_stream(stream))
         event.keep = keep
         return event, self.ticket_type(event)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hal_core import TIMEOUTS, GroupLost, HalError, InvalidValue
-from hal_core.devices import HeldPort, wait_for_listener
+from hal_core.devices import HeldPort, own_host, wait_for_listener
 
 from .places import paddle_core, paddle_device
 
@@ -90,8 +90,8 @@ def nccl(ranks: Sequence[int], me: int, share: Share, timeout: float) -> PaddleG
 def make_group(create: Create, ranks: Sequence[int], me: int, share: Share, timeout: float) -> PaddleGroup:
     """Create the group of these ranks together with its members. Raises :class:`GroupLost` if a rank does not come."""
     core, first = paddle_core(), me == ranks[0]
-    host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0].strip("[]")
     try:
+        host = own_host()  # an address: a name may have more bytes than WHERE
         with HeldPort(host) if first else contextlib.nullcontext(None) as held:
             # held until the store binds it: Paddle ends the process if the port is in use
             port, number = (0, 0) if held is None else (held.number, 1 << 30 | int.from_bytes(os.urandom(4)) >> 2)

@@ -193,10 +193,10 @@ class TorchDevice(AsyncDevice):
         return self.device.type != "cpu" and isinstance(value, torch.Tensor) and value.device.type == self.device.type
 
     def tensor(self, view: View, framework: str = "") -> Any:  # noqa: ANN401
-        """Return a torch tensor over a view's memory; another framework's by DLPack."""
+        """Return a torch tensor over a view's memory; another framework's by DLPack. Raises for reversed axes."""
         self.check_open()
-        if framework not in ("", "torch"):
-            return tensor_over(view, framework)
+        if framework not in ("", "torch") or min(view.strides, default=0) < 0:
+            return tensor_over(view, framework or "torch")
         return self._bits(view)[0].view(getattr(torch, view.dtype.name))
 
     def _bits(self, view: View, *, elements: bool = True) -> tuple[torch.Tensor, tuple[int, ...]]:

@@ -204,14 +204,8 @@ class TorchPrimitives(Primitives):
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        try:
-            with self.current(self._allocating):
-                base = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=self.device)
-        except RuntimeError as error:  # torch.OutOfMemoryError is one
-            raise OutOfMemory(str(error).splitlines()[0], cure="give less, or free memory") from error
-        memory = self.memory.add(base[-base.data_ptr() % ALIGNMENT :][: max(nbytes, 1)])
-        self.owned[address := int(memory.data_ptr())] = memory
-        return address
+        with self.current(self._allocating):
+            return _kept(self.memory, self.owned, nbytes, device=self.device)
 
     def free(self, address: int) -> None:
         del self.owned[address]
@@ -219,10 +213,7 @@ class TorchPrimitives(Primitives):
     def allocate_host(self, nbytes: int) -> int | None:
         if not self.pinned:
             return None
-        base = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, pin_memory=True)
-        memory = self.host.add(base[-base.data_ptr() % ALIGNMENT :][:nbytes])
-        self.locked[address := int(memory.data_ptr())] = memory
-        return address
+        return _kept(self.host, self.locked, nbytes, pin_memory=True)
 
     def free_host(self, address: int) -> None:
         del self.locked[address]
@@ -273,3 +264,15 @@ class TorchPrimitives(Primitives):
             return partial(target.copy_, values.view(target.shape))
         indices = self.bytes(block + move.indices, elements * 8).view(torch.int64)
         return partial(self.scatters[target.itemsize].put, target, indices, values)
+
+
+def _kept(blocks: Blocks, owners: dict[int, torch.Tensor], nbytes: int, **options: Any) -> int:  # noqa: ANN401 (torch's)
+    """Return the aligned address of new memory, whose tensor ``owners`` keeps: all of its storage, as
+    :meth:`Blocks.storage_of` would make of a tensor in it."""
+    try:
+        base = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, **options)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one
+        raise OutOfMemory(str(error).splitlines()[0], cure="give less, or free memory") from error
+    address = -(-int(base.data_ptr()) // ALIGNMENT) * ALIGNMENT
+    owners[address] = blocks.add(base)
+    return address
