@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from hal_core import ENTERING, HalError, InvalidValue, OutputRecord, SinkFull
@@ -34,7 +35,7 @@ class StepLoop:
     ) -> None:
         self._channel, self._worker, self._number = channel, worker, number
         self._check, self._handover = check, handover
-        self._table = RequestTable(worker.admit)
+        self._table = RequestTable(partial(worker.admit, entering=True))
         self._async_loop = AsyncLoop(worker, self._took)
         self.step = 0
 

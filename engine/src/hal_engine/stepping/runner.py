@@ -40,6 +40,11 @@ def raised_at(error: BaseException) -> str:
     return f"{file.name}:{line}"
 
 
+def sendable(text: str) -> str:
+    """Return a text in one line, with those characters escaped that no message and no record can carry."""
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())
+
+
 Columns = Mapping[str, np.ndarray[Any, Any]]
 """Fields of the state by name, each ``[slots, width]``."""
 
@@ -166,10 +171,9 @@ _PLAIN = SamplingParams()
 class Supported:
     """Refuses requests with parameters that a runner does not list in ``supports``."""
 
-    def __init__(self, runner: Runner) -> None:
-        supports = {*runner.supports, "max_tokens"}
-        self._runner = type(runner).__name__
-        self._not = tuple(one for one in SamplingParams.__slots__ if one not in supports)
+    def __init__(self, runner: str, supports: Collection[str]) -> None:
+        self._runner = runner
+        self._not = tuple(one for one in SamplingParams.__slots__ if one not in {*supports, "max_tokens"})
 
     def check(self, params: SamplingParams) -> None:
         """Raise :class:`hal_core.InvalidValue` for the first parameter that is none of the runner's."""
