@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from hal_core import ENTERING, HalError, InvalidValue, OutputRecord, SinkFull
@@ -35,7 +34,7 @@ class StepLoop:
     ) -> None:
         self._channel, self._worker, self._number = channel, worker, number
         self._check, self._handover = check, handover
-        self._table = RequestTable(partial(worker.admit, entering=True))
+        self._table = RequestTable(lambda request: worker.admit(request, entering=True))
         self._async_loop = AsyncLoop(worker, self._took)
         self.step = 0
 

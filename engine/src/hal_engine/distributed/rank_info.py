@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from hal_core import SamplingParams
-
 ALL_TOKENS = 1 << 31
 """Vocabulary without a bound: token ids are int32."""
 
@@ -26,7 +24,7 @@ class RankInfo:
     vocab_size: int = ALL_TOKENS
     """Vocabulary size of the runners."""
     chunk: int | None = None
-    supports: Collection[str] = SamplingParams.__slots__
+    supports: Collection[str] = ()
     """Of the first rank's runner: the most prompt tokens of a step that it prefers, and the parameters that it has."""
 
     @property

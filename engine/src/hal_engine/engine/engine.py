@@ -17,7 +17,6 @@ from hal_core import (
     HalError,
     InvalidValue,
     OutputRecord,
-    PluginError,
     Request,
     SinkClosed,
     SinkFull,
@@ -201,7 +200,7 @@ class Engine:
                 what, cure = "a request of that name has not ended yet", "choose another name"
                 raise InvalidValue(what, cure=cure, argument=f"request {name!r}")
             self.front.add(request, admitted)
-        except (InvalidValue, PluginError) as error:
+        except HalError as error:
             tokens, own = tuple(request.output), isinstance(error, InvalidValue)
             self._ended.append(Finished(name, tokens, FinishReason.ERROR, str(error), reported=False, refused=own))
         else:

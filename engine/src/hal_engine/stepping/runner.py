@@ -141,7 +141,7 @@ class Runner(Protocol):
 
     def check(self, request: Request) -> None:
         """Raise :class:`hal_core.errors.InvalidValue`, naming the parameter, for a request that it cannot run, though
-        it supports its parameters. Any thread."""
+        it supports its parameters. Any other error ends that request as a fault of the runner. Any thread."""
 
     def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
         """Put the step on ``stream``.
