@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RunnerFailed(PluginError):
-    """A runner raised and the device is broken too: no request can be served any more."""
+    """A runner raised: in ``check``, or elsewhere and the device is broken too, so that no request can be served."""
 
     exit_status = 1
     """Exit status of a command that ends with it."""

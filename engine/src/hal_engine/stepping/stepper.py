@@ -143,7 +143,7 @@ class Stepper:
 
     def admit(self, request: Request, *, entering: bool = False) -> AdmittedRequest:
         """Check a request and pack it for the state. Raises :class:`hal_core.errors.InvalidValue`, and
-        :class:`PluginError` if the runner's ``check`` raises anything else. From any thread. ``entering``: a step that
+        :class:`RunnerFailed` if the runner's ``check`` raises anything else. From any thread. ``entering``: a step that
         an engine elsewhere ordered has it already; if all ranks of the group refuse it, it ends there and does not run.
         """
         error = self._refused(request)
@@ -168,7 +168,7 @@ class Stepper:
         except InvalidValue as error:
             return error
         except Exception as error:  # noqa: BLE001 (of this request: the others go on)
-            return PluginError(self._what("check", error))
+            return RunnerFailed(self._what("check", error))
         return None
 
     def launch(self, tasks: TaskBatch | Sequence[Task]) -> Launched:
