@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hal_core import FinishReason, MemorySink
+from hal_core import FinishReason, MemorySink, Request, SamplingParams
+from hal_engine.distributed.engine import engine_of_ranks
 from hal_engine.distributed.errors import RankLost
+from hal_engine.distributed.rank_executor import RankExecutor
 from hal_engine.engine import Engine
 from hal_engine.model import DEFAULT_CHECKPOINT
 from hal_engine.proposers import Setup as ProposerSetup
@@ -89,6 +93,38 @@ def test_what_all_ranks_raise_ends_the_requests_of_that_step(worlds, where, spec
     found, pooled = Served(), Pooled(worlds.of(2), ("raising at", MARKED, where, (0, 1), LONG))
     found.run(engine_of(Row(tp=2, speculate=speculate), lambda: pooled, found.delivered))
     found.compare(where)
+    assert pooled.answers == {0: None, 1: None}, "no rank ended with an error"
+
+
+CHECKED = [
+    ({"max_tokens": 9}, r"max_tokens: nine \(ask for ten\)"),
+    ({"max_tokens": 4, "logprobs": 1}, r"logprobs: 1 is not supported by failing:CheckingRunner \(give None\)"),
+    ({"max_tokens": 11}, r"CheckingRunner\.check raised OSError: no table \\udc80 for eleven \(failing\.py:\d+\)"),
+]
+FOLDER = str(Path(__file__).parents[1] / "overlap")
+
+
+@pytest.mark.parametrize(("tp", "dp", "speculative"), [(2, 1, False), (1, 2, False), (2, 1, True)])
+def test_what_all_ranks_refuse_ends_alone(worlds, tp, dp, speculative):
+    """Beside each a request that is served, and one afterwards in its slot. None of their tokens is in a record."""
+    row, pooled, delivered = Row(tp=tp, dp=dp, check=False), Pooled(worlds.of(2), ("raising", FOLDER, "")), Delivered()
+    more = {"sizes": replace(row.setup().sizes, max_draft_tokens=2, num_slots=2)} if speculative else {}
+    setup = row.setup(runner="failing:CheckingRunner", **more)
+    engine = engine_of_ranks(setup, lambda made: RankExecutor(made, pooled), on_record=delivered.take)
+    try:
+        for params, why in CHECKED:
+            for name, wanted in (("refused", params), ("beside", {"max_tokens": 3}), ("after", {"max_tokens": 5})):
+                engine.submit(Request(name, (1, 2), SamplingParams(**wanted)))
+            ends = {one.request_id: one for one in engine.run()}
+            assert (ends["refused"].reason, ends["refused"].token_ids) == (FinishReason.ERROR, ())
+            assert re.fullmatch(why, ends["refused"].message)
+            assert (ends["beside"].token_ids, ends["after"].token_ids) == ((300,) * 3, (300,) * 5)
+            assert delivered.tokens.pop("refused", []) == []
+            delivered.tokens.clear()
+        engine.stop()
+    except BaseException:
+        engine.close()
+        raise
     assert pooled.answers == {0: None, 1: None}, "no rank ended with an error"
 
 

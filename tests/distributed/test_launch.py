@@ -176,6 +176,20 @@ def test_a_rank_that_cannot_be_started_ends_the_others(monkeypatch):
     release_folder(url)
 
 
+@pytest.mark.parametrize("what", ["HeldPort", "tempfile.mkdtemp"])
+def test_what_the_ranks_need_before_they_start_is_named_as_well(monkeypatch, what):
+    def full(*_, **__):
+        raise OSError("no room")
+
+    url = private_ipc_url()
+    monkeypatch.setattr(f"hal_engine.distributed.launch.{what}", full)
+    starter = launch.LocalLaunch(2)
+    with pytest.raises(Unavailable, match="the ranks cannot be started: no room"):
+        starter.start(url)
+    assert starter._folder is None
+    release_folder(url)
+
+
 def test_the_engine_waits_for_the_starter_longer_than_that_waits_for_the_other_ranks(started):
     starter, *_ = started
     starter._processes[0].code = -9

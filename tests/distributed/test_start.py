@@ -12,7 +12,7 @@ from collections import deque
 from typing import ClassVar
 
 import pytest
-from hal_core import CapabilityMissing, GroupLost, InvalidValue, Unavailable
+from hal_core import CapabilityMissing, GroupLost, InvalidValue, SamplingParams, Unavailable
 from hal_engine.distributed import control_channel
 from hal_engine.distributed.control_channel import RankChannel
 from hal_engine.distributed.control_messages import Agreed, Failed, Hello, Setup, Stop, Up
@@ -276,7 +276,7 @@ class Losing:
 
     undelivered = ()
     drafts = (0, 0, 0)
-    rank_info = RankInfo("cpu:0", {}, "")
+    rank_info = RankInfo("cpu:0", {}, "", supports=SamplingParams.__slots__)
     progress: ClassVar = deque()
 
     def assemble(self):

@@ -17,6 +17,7 @@ from hal_engine.distributed.control_channel import ControlEnd
 from hal_engine.distributed.control_messages import Abort
 from hal_engine.generation import local
 from hal_engine.options import EngineOptions
+from hal_engine.stepping import Stepper
 
 import hal
 
@@ -75,6 +76,46 @@ def test_streams_may_be_read_in_turn_and_one_that_is_left_is_aborted():
     assert begun
     assert "".join(other + list(second)) == hal.generate(PROMPTS[1], **GREEDY)
     assert not local._here.engine.busy, "the request that was left runs on"
+
+
+def test_a_stream_that_nobody_reads_is_aborted():
+    hal.generate(PROMPTS[0], stream=True, max_tokens=400, temperature=0.0)
+    hal.generate(PROMPTS[1], **GREEDY)
+    assert not local._here.engine.busy
+
+
+def test_of_a_list_that_is_interrupted_no_request_runs_on(monkeypatch):
+    step = local._Local._step
+    calls = iter(range(2))
+
+    def interrupted(here):
+        if next(calls, None) is None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        step(here)
+
+    monkeypatch.setattr(local._Local, "_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hal.generate(PROMPTS * 4, max_tokens=400, temperature=0.0)
+    hal.generate(PROMPTS[1], **GREEDY)
+    assert not local._here.engine.busy
+
+
+@pytest.mark.parametrize("method", ["order", "receive"])
+def test_after_a_step_that_is_interrupted_the_model_is_opened_anew(monkeypatch, method):
+    text, real = hal.generate(PROMPTS[0], **GREEDY), getattr(Stepper, method)
+
+    def interrupted(stepper, *arguments):
+        monkeypatch.undo()
+        if method == "receive":
+            real(stepper, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Stepper, method, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hal.generate(PROMPTS, **GREEDY)
+    assert local._here is None
+    assert hal.generate(PROMPTS[0], **GREEDY) == text
 
 
 def test_an_answer_ends_with_the_first_stop_text():
@@ -287,6 +328,21 @@ def test_a_model_is_known_by_its_folder_and_not_by_how_it_was_named(tmp_path, mo
     monkeypatch.chdir(tmp_path / "b")
     assert local._key("checkpoint", EngineOptions()) != first
     assert local._key(None, EngineOptions()) != local._key("", EngineOptions())
+
+
+async def closed():
+    """An engine that is closed."""
+    engine = hal.AsyncEngine(device="cpu")
+    async with engine:
+        pass
+    return engine
+
+
+def test_a_closed_engine_says_so_in_another_event_loop_too():
+    engine = asyncio.run(closed())
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="the engine was closed"):
+            asyncio.run(asyncio.wait_for(text_of(engine, [5]), 60))
 
 
 async def mistaken():

@@ -1,7 +1,8 @@
-"""A runner for ``hal run`` that gives each request one token a step, and raises in the given steps."""
+"""Runners for ``hal run`` that give each request one token a step, and raise in the given steps, or in ``check``."""
 
 import os
 
+from hal_core import InvalidValue
 from hal_engine.sampling.rows import SUPPORTED
 
 
@@ -35,3 +36,17 @@ class FailingRunner:
             if self._breaks:
                 self._device.close()
             raise RuntimeError("out of memory:\n 2 GiB were asked for")
+
+
+class CheckingRunner(FailingRunner):
+    """Refuses requests by their lengths."""
+
+    supports = SUPPORTED - {"logprobs"}
+
+    def check(self, request):
+        if request.params.max_tokens == 9:
+            raise InvalidValue("nine", cure="ask for ten", argument="max_tokens")
+        if request.params.max_tokens == 11 and not request.output:
+            raise OSError("no table \udc80 for eleven")
+        if request.output:
+            raise InvalidValue("it has begun", cure="begin anew", argument="output")

@@ -15,6 +15,10 @@ class RaisingRunner(MixRunner):
         self._raises = str(setup.group.rank) in ranks
         self._method = os.environ["RAISING_METHOD"]
 
+    def check(self, request):
+        self._marked = len(request.prompt) == MARK
+        self._raise("check")
+
     def launch(self, state, step, stream):
         kinds, requests = step.tasks.plain["kinds"], step.tasks.requests
         entering = [request for kind, request in zip(kinds, requests, strict=True) if kind in ENTERING]

@@ -100,3 +100,15 @@ def test_a_runner_that_calls_exit_ends_the_command_with_an_error(run, monkeypatc
     code, _, err = run("--device", "cpu", steps="9")
     assert code == 2
     assert "hal: error: a runner or plugin called sys.exit(0) during the run (" in err
+
+
+def test_a_preempted_request_is_not_checked_again(command, monkeypatch, private_folders):
+    """Its tokens so far are no part of what the user asked for."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    sizes = ("--slots", 2, "--blocks", 5, "--temperature=0", "--max-tokens", 40)
+    done = command(
+        "run", "--json", "-v", "--runner", "failing:CheckingRunner", *sizes, "--prompt", "aa", "--prompt", "bb"
+    )
+    assert done.status == 0, done.err
+    assert "1 preemption" in done.err
+    assert [one["token_ids"] for one in done.answers] == [[300] * 40] * 2

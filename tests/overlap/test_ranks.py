@@ -68,7 +68,9 @@ def test_two_ranks_one_step_ahead_give_the_same_tokens_after_a_loss(run, monkeyp
     assert not [answer for answer in found if answer["finish_reason"] == "error"]
 
 
-@pytest.mark.parametrize(("method", "drafts"), [("launch", 0), ("launch", 3), ("propose", 3)])
+@pytest.mark.parametrize(
+    ("method", "drafts"), [("launch", 0), ("launch", 3), ("propose", 3), ("check", 0), ("check", 3)]
+)
 @pytest.mark.parametrize("split", [(), ("--split", "1,1")], ids=["one worker", "split"])
 def test_two_ranks_that_both_raise_one_step_ahead_serve_the_others(run, monkeypatch, method, drafts, split):
     monkeypatch.setenv("RAISING_METHOD", method)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from hal_conformance.fixtures.host_cache import HostCache
-from hal_core import FinishReason, OutputRecord, SlotStatus, SplitRole, TaskKind
+from hal_core import FinishReason, OutputRecord, SamplingParams, SlotStatus, SplitRole, TaskKind
 from hal_core.handover import BlockTransfer
 from hal_engine.distributed.errors import RankLost
 from hal_engine.distributed.kv_handover import KvHandover
@@ -205,7 +205,7 @@ class SimulatedExecutor:
 
     def __init__(self, label, net, clock, *, tp, blocks, size, drafts=0, slow=0, overlap=False):
         self.label, self.layout = label, RankLayout(tp)
-        self.rank_info = RankInfo("simulated", {}, "", overlap=overlap)
+        self.rank_info = RankInfo("simulated", {}, "", overlap=overlap, supports=SamplingParams.__slots__)
         self.words, self.records = deque(), deque()  # on their way to the engine
         self.progress, self._came, self.accepted, self.heard = deque(), deque(), 0, []
         self.channel = Channel()

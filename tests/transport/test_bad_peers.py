@@ -19,7 +19,7 @@ from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import private_ipc_url, release_ipc
 from hal_engine.transport.channel import connect
 from hal_engine.transport.protocol import OUTPUT, VERSION, Acknowledge, Bye, Hello, decode_control, encode_control
-from hal_engine.transport.urls import remove_stale_folders
+from hal_engine.transport.urls import remove_stale_folders, socket_of
 
 SESSION = 77
 
@@ -111,6 +111,18 @@ def test_a_connection_that_never_says_who_it_is_is_closed(by_hand, monkeypatch):
     with contextlib.closing(connect(reader.url, "records")) as sender.channel:
         assert sender.is_cut_off(reader)
     assert events == []
+
+
+def test_of_connections_that_never_say_who_they_are_nothing_is_kept(opened):
+    """The address closes the oldest of them when there are many."""
+    reader = opened.reader()
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(socket_of(reader.url)))
+            assert reader.read(0) is None
+        receiver = reader._receiver
+        assert 0 < len(receiver.hub.channels) < 100
+        assert set(receiver._new) <= set(receiver.hub.channels)
 
 
 def test_a_message_and_numbers_of_a_later_revision_do_not_raise(by_hand):

@@ -25,6 +25,9 @@ PORT = "write a port of 1 to 65535; a reader may take any with *"
         ("tcp://127.0.0.1:99999", "has the port", PORT),
         ("tcp://127.0.0.1:-1", "has the port", PORT),
         ("tcp://h:", "has the port", PORT),
+        ("tcp://h:" + "9" * 5000, "has the port", PORT),
+        ("tcp://é..b:1", "has a host that is no name", "write the host's name, or its IPv4 address"),
+        (f"tcp://{'é' * 70}:1", "has a host that is no name", "write the host's name, or its IPv4 address"),
         ("tcp://h\udcff:1", "bytes that are no UTF-8", "use a host or folder whose name is text"),
         ("ipc:///tmp/name-\udcff", "bytes that are no UTF-8", "use a host or folder whose name is text"),
         ("ipc://relative", "is no absolute path", IPC),
@@ -35,7 +38,7 @@ PORT = "write a port of 1 to 65535; a reader may take any with *"
         ("ipc:///tmp/.", "names no file", IPC),
         ("ipc:///tmp/soc\0ket", "NUL", "leave it out"),
     ],
-    ids=ascii,
+    ids=lambda given: ascii(given)[:40],
 )
 def test_g26_a_url_that_cannot_be_is_refused_by_both_sides_with_the_cure(opening, url, message, cure):
     with pytest.raises(InvalidValue, match=message) as raised:

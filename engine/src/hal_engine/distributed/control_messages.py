@@ -87,7 +87,7 @@ class Setup(EngineSetup, frozen=True, kw_only=True, omit_defaults=True, tag=True
 class Up(_Message):
     """The rank waits for step 1. ``device``: its name. ``fallbacks``, ``substituted``: from its capabilities.
     ``index``: its number on the host. ``overlap``: whether steps overlap; ``no_overlap``: why not, or "". ``peer``:
-    address and description for the ranks of the other role. ``vocab_size``, ``chunk``: its runner's."""
+    address and description for the ranks of the other role. ``vocab_size``, ``chunk``, ``supports``: its runner's."""
 
     rank: int
     device: str
@@ -99,6 +99,7 @@ class Up(_Message):
     peer: Description | None = None
     vocab_size: int = ALL_TOKENS
     chunk: int | None = None
+    supports: tuple[str, ...] = SamplingParams.__slots__
 
 
 class Stats(_Message):

@@ -17,7 +17,7 @@ from hal_core import (
 )
 
 from hal.cli import failures
-from hal_engine.stepping.runner import RunnerFailed
+from hal_engine.stepping.runner import RunnerFailed, sendable
 
 from .control_messages import Delivery, Failed, Stop
 
@@ -51,7 +51,7 @@ class RankLost(GroupLost):
 
 def failed_message(error: Exception, rank: int, step: int) -> Failed:
     """Return the message about an error that ends a rank in ``step``; 0 before the first step."""
-    what, cure = " ".join(f"{type(error).__name__}: {error}".split()), ""
+    what, cure = f"{type(error).__name__}: {error}", ""
     gone = isinstance(error, GroupLost)
     if isinstance(error, HalError):
         who = () if gone else (error.device, error.hook, error.argument)  # for a loss, the engine adds the rank
@@ -63,7 +63,7 @@ def failed_message(error: Exception, rank: int, step: int) -> Failed:
     refused = (isinstance(error, PluginError) and not broken) or (not step and isinstance(error, _REFUSALS))
     plain = gone or isinstance(error, OSError | ModuleNotFoundError)  # the line says it all
     trace = "" if plain else short_trace(error)
-    return Failed(rank, what, cure, step, lost, vague=gone and not lost, refused=refused, trace=trace)
+    return Failed(rank, sendable(what), cure, step, lost, vague=gone and not lost, refused=refused, trace=trace)
 
 
 def short_trace(error: Exception) -> str:

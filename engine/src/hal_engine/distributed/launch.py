@@ -66,9 +66,9 @@ class LocalLaunch:
         if socket is None:
             self._private = private_folder()
         parent = self._private if socket is None else socket.parent
-        self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-", dir=parent))
-        self._port = HeldPort()
         try:
+            self._folder = Path(tempfile.mkdtemp(prefix="hal-ranks-", dir=parent))
+            self._port = HeldPort()
             for rank in range(self.size):
                 with (self._folder / f"rank.{rank}").open("wb") as log:
                     started = subprocess.Popen(

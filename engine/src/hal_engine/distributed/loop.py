@@ -34,7 +34,7 @@ class StepLoop:
     ) -> None:
         self._channel, self._worker, self._number = channel, worker, number
         self._check, self._handover = check, handover
-        self._table = RequestTable(worker.admit)
+        self._table = RequestTable(lambda request: worker.admit(request, entering=True))
         self._async_loop = AsyncLoop(worker, self._took)
         self.step = 0
 

@@ -140,9 +140,8 @@ class _Serving:
             overlap, why = overlap_of(setup.overlap, device, runner, worker.runner.needs_host)
             facts = dict(able.fallbacks), able.substituted, device.index, overlap, why
             peer = None if self._handover is None else self._handover.transfer.describe()
-            self.channel.send(
-                Up(self.rank, device.name, *facts, peer=peer, vocab_size=worker.vocab_size, chunk=worker.chunk)
-            )
+            of_runner = worker.vocab_size, worker.chunk, tuple(worker.runner.supports)
+            self.channel.send(Up(self.rank, device.name, *facts, peer, *of_runner))
             loop = StepLoop(self.channel, worker, layout.number_of(self.rank), check, self._handover)
             loop.run(overlap=overlap, begins=self._begins, verdict=self._verdict)
 

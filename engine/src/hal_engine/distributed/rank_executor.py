@@ -210,7 +210,7 @@ class RankExecutor:
         vocabulary = min(message.vocab_size for message in up.values())
         self.peers = tuple(up[rank].peer for rank in sorted(up))
         named = first.device, first.fallbacks, first.substituted
-        self.rank_info = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary, first.chunk)
+        self.rank_info = RankInfo(*named, indices, overlap, first.no_overlap, vocabulary, first.chunk, first.supports)
 
     def _collect(self, wanted: type[_Wanted]) -> Generator[None, None, dict[int, _Wanted]]:
         """Collect this message from every rank."""

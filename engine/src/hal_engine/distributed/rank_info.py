@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 ALL_TOKENS = 1 << 31
@@ -24,7 +24,8 @@ class RankInfo:
     vocab_size: int = ALL_TOKENS
     """Vocabulary size of the runners."""
     chunk: int | None = None
-    """Most prompt tokens of a step that the first rank's runner prefers."""
+    supports: Collection[str] = ()
+    """Of the first rank's runner: the most prompt tokens of a step that it prefers, and the parameters that it has."""
 
     @property
     def capabilities(self) -> RankInfo:

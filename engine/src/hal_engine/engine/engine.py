@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hal_core import (
@@ -42,7 +43,7 @@ def local_worker(executor: Stepper, limits: Limits = NO_LIMITS, *, overlap: bool
         executor.layout,
         executor.blocks,
         limits=limits.preferring(executor.chunk),
-        admit=executor.admit,
+        admit=partial(executor.state.admit, vocab_size=executor.vocab_size),  # again after a preemption
         admit_all=executor.admit_all,
         overlap=overlap,
     )
@@ -185,7 +186,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Take a request. If it can never run, the next step returns its end, with an error."""
-        self._submit(request, None)
+        self.submit_all((request,))
 
     def submit_all(self, requests: Sequence[Request]) -> None:
         """Take requests, as :meth:`submit` each, admitted by one call where one worker runs them."""
@@ -199,9 +200,9 @@ class Engine:
                 what, cure = "a request of that name has not ended yet", "choose another name"
                 raise InvalidValue(what, cure=cure, argument=f"request {name!r}")
             self.front.add(request, admitted)
-        except InvalidValue as error:
-            tokens = tuple(request.output)
-            self._ended.append(Finished(name, tokens, FinishReason.ERROR, str(error), reported=False, refused=True))
+        except HalError as error:
+            tokens, own = tuple(request.output), isinstance(error, InvalidValue)
+            self._ended.append(Finished(name, tokens, FinishReason.ERROR, str(error), reported=False, refused=own))
         else:
             self._names.add(name)
 

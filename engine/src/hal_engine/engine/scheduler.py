@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 from hal_core import (
     AdmittedRequest,
     FinishReason,
+    HalError,
     InvalidValue,
     OutputRecord,
     PluginError,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from hal_engine.options import EngineOptions
 
 Admit = Callable[[Request], AdmittedRequest]
-Admitted = AdmittedRequest | InvalidValue | None
+Admitted = AdmittedRequest | HalError | None
 """A request that was admitted before, or the error that refuses it; None: to be admitted."""
 _RANK = attrgetter("rank")
 SPARE = 3
@@ -189,8 +190,8 @@ class Scheduler:
 
     def check(self, request: Request, admitted: Admitted = None) -> Generation:
         """Admit a request, unless it is ``admitted``. Raises :class:`InvalidValue`, with the cure, if it can never
-        run."""
-        if isinstance(admitted, InvalidValue):
+        run, and the error in ``admitted``."""
+        if isinstance(admitted, HalError):
             raise admitted
         admitted = admitted or self._admit(request)
         check_fits(admitted, self.layout.sizes, self.pool.size)

@@ -250,6 +250,8 @@ class AsyncEngine:
             cure = "give SamplingParams, or some by name as a mapping"  # type: ignore[unreachable]  # the caller may ignore the annotation
             raise InvalidValue(f"{params!r} is neither", cure=cure, argument="params")
         self.check(ids, wanted.max_tokens)
+        if self.error is not None:  # also where the loop of its streams has ended
+            raise self.error
         answer = self._plan.answer(ids, stop, wanted)
         self._count += 1
         request = self._plan.request(f"a{self._count}", ids, wanted, number, priority)

@@ -78,9 +78,14 @@ def generate(
         here = _open(model, {**wanted, "device": device})
         prompts = here.encode(texts)
         if stream:
-            return here.parts(here.submit(prompts, stop, sampling, at_end=False)[0])
+            parts = here.parts(here.submit(prompts, stop, sampling, at_end=False)[0])
+            next(parts)
+            return parts
         running = here.submit(prompts, stop, sampling, at_end=True)
-        answers = ["".join(here.parts(one)) for one in running]
+        try:
+            answers = ["".join(here.parts(one)) for one in running]
+        finally:
+            here.left.extend([name for name, _ in running])
     return answers[0] if isinstance(prompt, str) else answers
 
 
@@ -90,6 +95,7 @@ class _Local:
     def __init__(self, model: Model, options: EngineOptions) -> None:
         self.key = _key(model, options)
         self._stack, self._streams, self._count = ExitStack(), Streams(), 0
+        self.left = deque[str]()  # requests that nobody reads any more, which the next step aborts
         with named_as_parameters():
             self.plan = ModelPlan(model, options)
             self._setup = self.plan.serve(options)
@@ -119,9 +125,11 @@ class _Local:
         return begun
 
     def parts(self, running: tuple[str, deque[Part | HalError]]) -> Iterator[str]:
-        """The text of a request as it comes. One that is left before its end is aborted."""
+        """The text of a request as it comes, after a first part without any: from there on it is aborted if it is left
+        before its end."""
         name, parts = running
         try:
+            yield ""
             while True:
                 with _lock:
                     while not parts:
@@ -132,15 +140,16 @@ class _Local:
                 if part.finish_reason is not None:
                     return
         finally:
-            with _lock:
-                if self._streams.drop(name):
-                    self.engine.abort(name)
+            self.left.append(name)  # a collector of garbage may end this in the middle of a step
 
     def _step(self) -> None:
+        while self.left:
+            if self._streams.drop(name := self.left.popleft()):
+                self.engine.abort(name)
         try:
             ended = self.engine.step()
-        except HalError as error:
-            self._streams.fail(error)
+        except BaseException as error:  # also an interrupt: what a step has done half way is not known
+            self._streams.fail(error if isinstance(error, HalError) else HalError(f"the step ended by {error!r}"))
             _close()
             raise
         for one in ended:

@@ -108,7 +108,6 @@ class Receiver:
 
     def _greet(self, channel: Channel, hello: Hello) -> None:
         """Take a connection's first message, and answer where to continue."""
-        self._new.pop(channel, None)
         if hello.version != VERSION:
             self._refuse(channel, f"its version is {hello.version}, the reader's {VERSION}: install one version")
             return
@@ -172,7 +171,6 @@ class Receiver:
     # Losses ------------------------------------------------------------------------------------------------------
 
     def _end(self, channel: Channel) -> None:
-        self._new.pop(channel, None)
         if (session := self._of.pop(channel, None)) is None:
             self._warn(f"a connection that no sink has made: {channel.ended}")
         elif session.channel is channel:
@@ -188,10 +186,9 @@ class Receiver:
                 self._lose(session, "its connection broke")
             elif now - session.heard > self._lost_after:
                 self._lose(session, "it fell silent")
-        for channel in self.hub.channels:
-            if channel not in self._of and now - self._new.setdefault(channel, now) > TIMEOUTS.greeting:
-                self._new.pop(channel)
-                self.hub.drop(channel)
+        self._new = {one: self._new.get(one, now) for one in self.hub.channels if one not in self._of}
+        for channel in [one for one, since in self._new.items() if now - since > TIMEOUTS.greeting]:
+            self.hub.drop(channel)
 
     def _lose_predecessors(self, session: Session) -> None:
         """Lose a restarted worker's previous session, which will not come back."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RunnerFailed(PluginError):
-    """A runner raised and the device is broken too: no request can be served any more."""
+    """A runner raised: in ``check``, or elsewhere and the device is broken too, so that no request can be served."""
 
     exit_status = 1
     """Exit status of a command that ends with it."""
@@ -38,6 +38,11 @@ def raised_at(error: BaseException) -> str:
     calls = [(Path(frame.f_code.co_filename), line) for frame, line in traceback.walk_tb(error.__traceback__)]
     file, line = ([one for one in calls if not _LIBRARIES.intersection(one[0].parts)] or calls)[-1]
     return f"{file.name}:{line}"
+
+
+def sendable(text: str) -> str:
+    """Return a text in one line, with those characters escaped that no message and no record can carry."""
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())
 
 
 Columns = Mapping[str, np.ndarray[Any, Any]]
@@ -136,7 +141,7 @@ class Runner(Protocol):
 
     def check(self, request: Request) -> None:
         """Raise :class:`hal_core.errors.InvalidValue`, naming the parameter, for a request that it cannot run, though
-        it supports its parameters. Any thread."""
+        it supports its parameters. Any other error ends that request as a fault of the runner. Any thread."""
 
     def launch(self, state: SlotState, step: PlannedStep, stream: Stream) -> Step:
         """Put the step on ``stream``.
@@ -166,10 +171,9 @@ _PLAIN = SamplingParams()
 class Supported:
     """Refuses requests with parameters that a runner does not list in ``supports``."""
 
-    def __init__(self, runner: Runner) -> None:
-        supports = {*runner.supports, "max_tokens"}
-        self._runner = type(runner).__name__
-        self._not = tuple(one for one in SamplingParams.__slots__ if one not in supports)
+    def __init__(self, runner: str, supports: Collection[str]) -> None:
+        self._runner = runner
+        self._not = tuple(one for one in SamplingParams.__slots__ if one not in {*supports, "max_tokens"})
 
     def check(self, params: SamplingParams) -> None:
         """Raise :class:`hal_core.InvalidValue` for the first parameter that is none of the runner's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,7 @@ from hal.unwritten import unwritten
 from hal_engine.timeouts import TIMEOUTS
 
 from .acceptance import Acceptance
-from .runner import HostRunner, RunnerFailed, Supported, raised_at
+from .runner import HostRunner, RunnerFailed, Supported, raised_at, sendable
 from .step_plan import Int32s, PlannedStep, StepPlanner
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Stepper:
         self, device: BoundDevice, state: SlotState, runner: Runner, sink: Sink, *, blocks: int, group: Group = ALONE
     ) -> None:
         self.device, self.state, self.runner, self.sink = device, state, runner, sink
-        self._supported = Supported(runner)
+        self._supported = Supported(type(runner).__name__, runner.supports)
         self.group, self.blocks = group, blocks
         self.stream = device.default_stream
         self.steps, self.in_flight = 0, deque[Launched]()
@@ -110,6 +110,8 @@ class Stepper:
         self._planner = StepPlanner(state, group)
         self._every_slot = _every_slot(state, sink)
         self._host_runner = runner if isinstance(runner, HostRunner) else None
+        self._no_token = {"accept_num": 0} if state.speculative else {"sampled_token_ids": -1}  # outputs of such a slot
+        self._refusals: dict[int, str] = {}  # admission id to why the request may not run, until its step is launched
         self._taken = 0  # of how many steps the output was
         self._ended: dict[int, int] = {}  # slot to the last step of its request, which the host has stopped
 
@@ -139,27 +141,34 @@ class Stepper:
         if self.device.capabilities.timed_events:
             self.device_seconds = 0.0
 
-    def admit(self, request: Request) -> AdmittedRequest:
-        """Check a request and pack it for the state. Raises :class:`hal_core.errors.InvalidValue`. From any thread."""
-        self._check(request)
-        return self.state.admit(request, vocab_size=self.vocab_size)
+    def admit(self, request: Request, *, entering: bool = False) -> AdmittedRequest:
+        """Check a request and pack it for the state. Raises :class:`hal_core.errors.InvalidValue`, and
+        :class:`RunnerFailed` if the runner's ``check`` raises anything else. From any thread. ``entering``: a step that
+        an engine elsewhere ordered has it already; if all ranks of the group refuse it, it ends there and does not run.
+        """
+        error = self._refused(request)
+        if error is not None and not (entering and self.on_raised("check", error)):
+            raise error
+        admitted = self.state.admit(request, vocab_size=self.vocab_size)
+        if error is not None:
+            self._refusals[admitted.admission_id] = sendable(str(error))
+        return admitted
 
-    def admit_all(self, requests: Sequence[Request]) -> list[AdmittedRequest | InvalidValue]:
+    def admit_all(self, requests: Sequence[Request]) -> list[AdmittedRequest | HalError]:
         """Do so for several by one call; of each the result, or the error that refuses it. From any thread."""
         refused = {at: error for at, one in enumerate(requests) if (error := self._refused(one)) is not None}
         fit = [one for at, one in enumerate(requests) if at not in refused]
         admitted = iter(self.state.admit_all(fit, vocab_size=self.vocab_size))
         return [refused[at] if at in refused else next(admitted) for at in range(len(requests))]
 
-    def _check(self, request: Request) -> None:
-        self._supported.check(request.params)
-        self.runner.check(request)
-
-    def _refused(self, request: Request) -> InvalidValue | None:
+    def _refused(self, request: Request) -> HalError | None:
         try:
-            self._check(request)
+            self._supported.check(request.params)
+            self.runner.check(request)
         except InvalidValue as error:
             return error
+        except Exception as error:  # noqa: BLE001 (of this request: the others go on)
+            return RunnerFailed(self._what("check", error))
         return None
 
     def launch(self, tasks: TaskBatch | Sequence[Task]) -> Launched:
@@ -172,11 +181,14 @@ class Stepper:
         """
         device, state, stream = self.device, self.state, self.stream
         batch = state.batch(tasks)
-        began = self._timed()
+        began, refused = self._timed(), dict[int, str]()
         if batch.requests:
             self._check_drafts(batch)
             self._make_way(batch)
             device.insert_tasks(state=state, tasks=batch, stream=stream)
+            entering = zip(batch.plain["slots"], batch.requests, strict=True) if self._refusals else ()
+            refused = {slot: why for slot, one in entering if (why := self._refusals.pop(one.admission_id, ""))}
+            self._set(refused, stop_flags=True)  # before the runner's work, which runs no slot that has stopped
         else:
             state.check_usable()
         # the runner writes memory that may still be copied out; an earlier error is raised here, before the step counts
@@ -184,6 +196,9 @@ class Stepper:
         planned = self._planner.plan(self.steps, batch, set(self._ended))
         self.steps += 1
         step, failed = self._run(planned)
+        if refused:
+            self._set(refused, **self._no_token)
+            step = replace(step, errors={**step.errors, **refused})
         agreed = device.broadcast_tokens(state=state, group=self.group, stream=stream)
         if self._host_runner is not None and not failed:
             self._host_runner.agreed(step, agreed, stream)
@@ -308,8 +323,7 @@ class Stepper:
         except Exception as error:
             if not self._all_raised("launch", error):
                 raise
-            given = ("accept_num", 0) if self.state.speculative else ("sampled_token_ids", -1)
-            return self._failed(planned.step, self._fed(planned), given, "launch", error), True
+            return self._failed(planned.step, self._fed(planned), self._no_token, "launch", error), True
         if not isinstance(step, Step) or step.number != planned.step.number:
             raise self._no_step(step, planned)
         return step, False
@@ -324,7 +338,7 @@ class Stepper:
         except Exception as error:
             if not self._all_raised("propose", error):
                 raise
-            return self._failed(step, self._fed(planned), ("draft_num", 0), "propose", error, ended=self._stopped)
+            return self._failed(step, self._fed(planned), {"draft_num": 0}, "propose", error, ended=self._stopped)
         return step
 
     def _all_raised(self, method: str, error: Exception) -> bool:
@@ -338,8 +352,8 @@ class Stepper:
         return self.on_raised(method, error)
 
     def _what(self, method: str, error: Exception) -> str:
-        what = f"{type(self.runner).__name__}.{method} raised {type(error).__name__}: {error} ({raised_at(error)})"
-        return " ".join(what.split())
+        runner, kind = type(self.runner).__name__, type(error).__name__
+        return sendable(f"{runner}.{method} raised {kind}: {error} ({raised_at(error)})")
 
     def _fed(self, planned: PlannedStep) -> list[int]:
         """Return the slots that a step may have run."""
@@ -359,26 +373,29 @@ class Stepper:
         self,
         step: Step,
         slots: list[int],
-        given: tuple[str, int],
+        given: Mapping[str, int],
         method: str,
         error: Exception,
         ended: Callable[[], set[int]] = set,
     ) -> Step:
         """Return the step in which the requests of ``slots``, except those in ``ended``, end with the runner's
-        exception, because it is unknown which of the runner's work the device has done. ``given``: a field and its
-        value for each slot. Raises :class:`RunnerFailed` if the device is broken too."""
-        state, stream, what = self.state, self.stream, self._what(method, error)
+        exception, because it is unknown which of the runner's work the device has done. ``given``: values of fields
+        for each slot. Raises :class:`RunnerFailed` if the device is broken too."""
+        stream, what = self.stream, self._what(method, error)
         with _working(what, error):
             over = ended()
             slots = [slot for slot in slots if slot not in over]
-            for slot in slots:
-                for name, value in (("stop_flags", True), given):
-                    self.device.async_set_value(target=state.view(name)[slot], value=value, stream=stream)
+            self._set(slots, stop_flags=True, **given)
             stream.synchronize(TIMEOUTS.ring)
         if not slots:  # else the ends of their requests say it
             log.error("step %d: %s", step.number, what)
         log.debug("step %d: where the runner raised", step.number, exc_info=error)
         return replace(step, errors={**step.errors, **dict.fromkeys(slots, what)})
+
+    def _set(self, slots: Iterable[int], **given: int) -> None:
+        for slot in slots:
+            for name, value in given.items():
+                self.device.async_set_value(target=self.state.view(name)[slot], value=value, stream=self.stream)
 
     def _saved(self, step: Step) -> Step:
         """Return the step as its output is saved, in the order that the sink's readers expect."""

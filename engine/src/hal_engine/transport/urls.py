@@ -85,7 +85,11 @@ def _check_host_and_port(url: str, address: str) -> None:
         raise _bad(url, "names no host and port", "write tcp://host:port")
     if ":" in host:
         raise _bad(url, "has an IPv6 address, which is not served", "write the host's name, or its IPv4 address")
-    if port != "*" and not (port.isascii() and port.isdigit() and int(port) <= 65535):
+    try:
+        host.encode("idna")  # else a socket raises TypeError
+    except UnicodeError as error:
+        raise _bad(url, f"has a host that is no name: {error}", "write the host's name, or its IPv4 address") from None
+    if port != "*" and not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise _bad(url, f"has the port {port!r}", "write a port of 1 to 65535; a reader may take any with *")
 
 
