@@ -53,7 +53,7 @@ def test_drafting_that_raises_ends_the_steps_requests_that_go_on(run, device, ov
     code, objects, err = run("--device", device, "--overlap", overlap, "--drafts", "2", drafts=str(step))
     assert "Traceback" not in err
     unread = "FailingRunner.propose raised RuntimeError: out of memory: 2 GiB were asked for (failing.py:" in err
-    assert unread is (step == 3), "the line is for an error that no answer has"
+    assert unread is (step == 3), err  # the line is for an error that no answer has
     ends = sorted(found["finish_reason"] for found in objects)
     assert ends == (["length"] * 3 if step == 3 else ["error", "error", "length"]), err
     assert (code != 0) == (step != 3)
