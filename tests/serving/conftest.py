@@ -17,12 +17,17 @@ import httpx
 import pytest
 from hal_engine.model import DEFAULT_CHECKPOINT
 
-# All requests stay on this machine: httpx would read the internet's authorities for each, which takes it 20 ms.
-os.environ.pop("SSL_CERT_FILE", None)
-os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
-
 HANGS = 120
 COMMAND = "from hal.cli import main; main()"
+
+
+@pytest.fixture(scope="package", autouse=True)
+def no_authorities():
+    """All requests stay on this machine, and httpx takes long to read the internet's authorities for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)
+        patch.setenv("SSL_CERT_DIR", str(Path(__file__).parent))
+        yield
 
 
 class Served:

@@ -282,8 +282,8 @@ def test_the_files_names_are_those_of_the_options(tmp_path):
     [
         (("--access-log", "xml"), "--access-log: 'xml' (give off, text, json)"),
         (("--root-path", "llm"), "--root-path: 'llm' (give a path that begins with / and does not end with it"),
-        (("--uds", "x", "--port", "8000"), "--port: beside --uds there is none (leave one out)"),
-        (("--uds", "x", "--host", "::1"), "--host: beside --uds there is none (leave one out)"),
+        (("--uds", "x", "--port", "8000"), "--port: it contradicts --uds (leave it out)"),
+        (("--uds", "x", "--host", "::1"), "--host: it contradicts --uds (leave it out)"),
         (("--ssl-keyfile", "k"), "--ssl-keyfile: it needs --ssl-certfile (give that too, or leave it out)"),
         (("--ssl-certfile", "nowhere"), "--ssl-certfile: nowhere: No such file or directory (give a certificate and"),
         (("--config", "nowhere"), "--config: nowhere: No such file or directory (name a readable file)"),

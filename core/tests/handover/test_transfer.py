@@ -144,14 +144,18 @@ def test_no_block_has_ended_while_it_may_be_written(how):
     pair.reserve(key(1), [3])
 
 
+def hand_over_in_vain(pair, tickets, error):
+    hand_over(pair)
+    pair.look()
+    for ticket in tickets:
+        ticket.complete(error)
+    pair.look()
+
+
 def test_a_write_that_fails_is_no_arrival():
     cache = LateCache(np.zeros((8, BLOCK_BYTES), np.uint8), FACTS)
     pair = Pair(d_cache=cache)
-    hand_over(pair)
-    pair.look()
-    for ticket in cache.tickets:
-        ticket.complete(InvalidValue("the device is broken"))
-    pair.look()
+    hand_over_in_vain(pair, cache.tickets, InvalidValue("the device is broken"))
     assert [type(event) for event in pair.d.events + pair.p.events] == [Rejected, Rejected]
     assert "the device is broken" in pair.p.events[0].why
 
@@ -233,11 +237,7 @@ def test_an_error_of_a_write_ends_the_handover_and_is_not_raised_again_by_the_de
     device = LateDevice()
     cache = DeviceBlocks(device, SimpleNamespace(nbytes=BLOCKS * BLOCK_BYTES), BLOCKS, BLOCK_BYTES, FACTS)
     pair = Pair(d_cache=cache)
-    hand_over(pair)
-    pair.look()
-    for ticket in device.tickets:
-        ticket.complete(HalError("page fault"))
-    pair.look()
+    hand_over_in_vain(pair, device.tickets, HalError("page fault"))
     assert pair.d.events == [Rejected(key(), "the blocks could not be written: page fault")]
     assert all(ticket.observed for ticket in device.tickets)
 

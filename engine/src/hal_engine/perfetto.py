@@ -1,5 +1,5 @@
-"""Spans as the packets of Perfetto's ``Trace``, written as bytes: with protobuf's objects that takes five times as
-long, and importing them as long as a hundred steps of the model that ships.
+"""Spans as the packets of Perfetto's ``Trace``, written as bytes: protobuf's objects take longer to import, and to make
+for each span, than a small model's steps allow.
 
 Numbers of fields: ``protos/perfetto/trace`` in https://github.com/google/perfetto.
 """

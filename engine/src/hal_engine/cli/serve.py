@@ -72,7 +72,7 @@ def command(
     allowed = _allowed(wanted, has_key=bool(key))
     if wanted.uds is not None:
         if unused := [name for name in ("host", "port") if was_given(ctx, name)]:
-            raise InvalidValue("beside --uds there is none", cure="leave one out", argument=f"--{unused[0]}")
+            raise InvalidValue("it contradicts --uds", cure="leave it out", argument=f"--{unused[0]}")
         serving.check_path(wanted.uds)
     from hal_engine.generation import AsyncEngine
     from hal_engine.generation.plan import ModelPlan

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from hal_core import AdmittedRequest, OutputRecord, Request, SamplingParams, SplitRole, admit, lay_out
+from hal_core import AdmittedRequest, OutputRecord, Request, SplitRole, admit, lay_out
 
 from hal_engine.engine import Engine, Limits, Scheduler
 from hal_engine.engine.engine import Wait, wait_for
@@ -49,10 +49,11 @@ def engine_of_ranks(
     """
     split, layout = setup.split, lay_out(setup.sizes)
     vocabularies = {setup.sizes.vocab_size or 1}  # and of the runner of each worker that is up
-    supports = {*SamplingParams.__slots__}  # by all of those
+    supported: dict[SplitRole, Supported] = {}  # by the runner of each role's workers
 
     def admits(request: Request) -> AdmittedRequest:
-        Supported(setup.named_runner or "the model", supports).check(request.params)
+        for one in supported.values():
+            one.check(request.params)
         return admit(request, layout=layout, vocab_size=min(vocabularies))
 
     def scheduler(kind: type[Scheduler], preferred: int | None = None) -> Scheduler:
@@ -60,7 +61,7 @@ def engine_of_ranks(
 
     def schedulers(role: SplitRole, rank_executor: RankExecutor) -> list[Scheduler]:
         vocabularies.add(rank_executor.rank_info.vocab_size)
-        supports.intersection_update(rank_executor.rank_info.supports)
+        supported[role] = Supported(setup.named_runner or "the model", rank_executor.rank_info.supports)
         return [scheduler(_KINDS[role], rank_executor.rank_info.chunk) for _ in range(setup.dp)]
 
     prefill, decode = SplitRole.PREFILL, SplitRole.DECODE

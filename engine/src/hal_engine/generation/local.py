@@ -84,8 +84,9 @@ def generate(
         running = here.submit(prompts, stop, sampling, at_end=True)
         try:
             answers = ["".join(here.parts(one)) for one in running]
-        finally:
+        except BaseException:
             here.left.extend([name for name, _ in running])
+            raise
     return answers[0] if isinstance(prompt, str) else answers
 
 
@@ -149,7 +150,8 @@ class _Local:
         try:
             ended = self.engine.step()
         except BaseException as error:  # also an interrupt: what a step has done half way is not known
-            self._streams.fail(error if isinstance(error, HalError) else HalError(f"the step ended by {error!r}"))
+            lost = HalError(f"{type(error).__name__} ended the step", cure="generate the text again")
+            self._streams.fail(error if isinstance(error, HalError) else lost)
             _close()
             raise
         for one in ended:

@@ -172,8 +172,9 @@ class Supported:
     """Refuses requests with parameters that a runner does not list in ``supports``."""
 
     def __init__(self, runner: str, supports: Collection[str]) -> None:
+        known = {*supports, "max_tokens"}
         self._runner = runner
-        self._not = tuple(one for one in SamplingParams.__slots__ if one not in {*supports, "max_tokens"})
+        self._not = tuple(one for one in SamplingParams.__slots__ if one not in known)
 
     def check(self, params: SamplingParams) -> None:
         """Raise :class:`hal_core.InvalidValue` for the first parameter that is none of the runner's."""
