@@ -2,6 +2,7 @@
 
 import os
 
+import numpy as np
 from hal_core import InvalidValue
 from hal_engine.sampling.rows import SUPPORTED
 
@@ -39,9 +40,19 @@ class FailingRunner:
 
 
 class CheckingRunner(FailingRunner):
-    """Refuses requests by their lengths."""
+    """Refuses requests by their lengths, and raises if a step would run one."""
 
     supports = SUPPORTED - {"logprobs"}
+
+    def launch(self, state, step, stream):
+        part = state.layout.groups["step_input"]
+        (copied := self._device.copy_out(memory=state.memory, parts=[part], stream=stream)).wait()
+        column = {name: values[:, 0] for name, values in state.columns(copied.data[0], part).items()}
+        runs = (column["seq_lens_this_time"] > 0) & ~column["stop_flags"]
+        refused = runs & np.isin(column["max_dec_len"], (9, 11))
+        if refused.any():
+            raise AssertionError(f"slots {np.flatnonzero(refused).tolist()} run a request that was refused")
+        return super().launch(state, step, stream)
 
     def check(self, request):
         if request.params.max_tokens == 9:
