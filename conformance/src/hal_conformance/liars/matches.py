@@ -141,7 +141,7 @@ register(__name__, COUNTS)
 
 
 class Joined:
-    """A wait that others have joined."""
+    """A wait that later threads have joined."""
 
     def __init__(self) -> None:
         self.over, self.passed = threading.Event(), False

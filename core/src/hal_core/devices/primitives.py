@@ -90,7 +90,7 @@ class StreamPrimitives(ABC):
         """Create a queue whose work is executed in order, concurrently with other queues. Without ``can_hold_stream``
         one queue may serve several streams, each with a :meth:`stream_handle` of its own."""
 
-    def stream_destroy(self, stream: RawStream) -> None:  # noqa: B027 (a runtime may have nothing to do)
+    def stream_destroy(self, stream: RawStream) -> None:  # noqa: B027 (some runtimes do it themselves)
         """Destroy an unreferenced stream. Its work has been executed, or will be without it."""
 
     def stream_handle(self, stream: RawStream) -> int:
@@ -110,7 +110,7 @@ class StreamPrimitives(ABC):
     def event_create(self) -> RawEvent:
         """Create an event; until it is recorded it counts as passed."""
 
-    def event_destroy(self, event: RawEvent) -> None:  # noqa: B027 (a runtime may have nothing to do)
+    def event_destroy(self, event: RawEvent) -> None:  # noqa: B027 (some runtimes do it themselves)
         """Destroy an event; it has passed, or its device has failed."""
 
     @abstractmethod
@@ -245,7 +245,7 @@ class Primitives(StreamPrimitives):
         launch reads the block in place. If this raises, part of the work may be on ``stream``, but no launch; the base
         then records its own event.
         """
-        if nbytes:  # a launch may read nothing of the block
+        if nbytes:  # some launches read no bytes of the block
             self.copy_in(target, source, nbytes, stream)
             self.count("uploads")
         if launch is not None:

@@ -148,7 +148,7 @@ def command(
 
 
 VARIABLES = "HAL_SERVE_"
-"""What the variables of options begin with: HAL_SERVE_PORT for ``--port``."""
+"""The beginning of the variables of options: HAL_SERVE_PORT for ``--port``."""
 set_parameters(command, parameters(Server, VARIABLES) | parameters(EngineOptions, VARIABLES), first=("model", "device"))
 
 
@@ -160,7 +160,7 @@ def _unknown_variables() -> set[str]:
 
 
 class _ServerLog(logging.Filter):
-    """What uvicorn logs, in hal's words. ``error``: why it cannot listen on the address, which the command says."""
+    """Uvicorn's log, in hal's words. ``error``: why it cannot listen on the address, for the command's own line."""
 
     error: OSError | None = None
 
@@ -208,7 +208,7 @@ def _cannot_listen(wanted: Server, error: OSError) -> Unavailable:
 
 def _checked_key(given: str) -> str:
     """Return a key as clients can send it: a header has no white space at its ends, and clients differ in how they
-    encode what is not ASCII."""
+    encode other characters than ASCII."""
     key = given.strip()
     if not key:
         raise InvalidValue("an empty key", cure="give one, or leave the option out", argument="--api-key")

@@ -122,7 +122,7 @@ class Stepper:
 
     @property
     def chunk(self) -> int | None:
-        """Most prompt tokens of a step that the runner prefers; None if it does not say."""
+        """Most prompt tokens of a step that the runner prefers; None without one."""
         chunk: int | None = getattr(self.runner, "chunk", None)
         return chunk
 
@@ -167,7 +167,7 @@ class Stepper:
             self.runner.check(request)
         except InvalidValue as error:
             return error
-        except Exception as error:  # noqa: BLE001 (of this request: the others go on)
+        except Exception as error:  # noqa: BLE001 (a fault with this request alone)
             return RunnerFailed(self._what("check", error))
         return None
 
@@ -387,7 +387,7 @@ class Stepper:
             slots = [slot for slot in slots if slot not in over]
             self._set(slots, stop_flags=True, **given)
             stream.synchronize(TIMEOUTS.ring)
-        if not slots:  # else the ends of their requests say it
+        if not slots:  # else it is in the ends of their requests
             log.error("step %d: %s", step.number, what)
         log.debug("step %d: where the runner raised", step.number, exc_info=error)
         return replace(step, errors={**step.errors, **dict.fromkeys(slots, what)})

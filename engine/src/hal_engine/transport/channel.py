@@ -154,7 +154,7 @@ class Channel:
                 self.pending += len(view)
 
     def _write(self) -> None:
-        """Give the kernel what it takes: first the bytes that are left, then the frames that wait."""
+        """Give the kernel as much as it takes: first the bytes that are left, then the frames that wait."""
         while True:
             while self.is_trusted and self._waiting and len(self._outbox) < _PARTS:
                 kind, parts = self._waiting.popleft()
@@ -188,7 +188,7 @@ class Channel:
 
     def receive(self) -> list[memoryview]:
         """Return the messages that have come, in order, each in memory of its own. When there are no more and the
-        connection has ended, :attr:`ended` says how."""
+        connection has ended, :attr:`ended` has the reason."""
         messages, self._early = self._early, []
         with self._lock:
             self._write()

@@ -12,7 +12,7 @@ recording. Frames are sealed with ChaCha20-Poly1305, numbered from 0 in each dir
 
 These are the messages and results of the Noise framework's pattern KK1, with one hash in the place of its chain. Other
 than there the caller names its key in the open, since a listener has several peers: who listens on the way learns which
-keys meet. Each side shows its key by its first sealed frame. An owner of one key that many share is not told from the
+keys meet. Each side shows its key by its first sealed frame. An owner of one key that many share is not known from the
 others.
 """
 
@@ -27,8 +27,8 @@ from typing import Literal, TypeAlias
 from hal_core import InvalidValue
 
 Purpose: TypeAlias = Literal["control", "records", "blocks"]
-"""What a channel carries: control messages, steps and records between engine and rank; records to a reader; blocks of
-keys and values between workers."""
+"""The contents of a channel: control messages, steps and records between engine and rank; records to a reader; blocks
+of keys and values between workers."""
 _MAGIC, _PURPOSE = b"hal 3 ", 8
 """Version of the greeting; another one is refused. Bytes of the purpose after it."""
 _KEY = 32
@@ -111,7 +111,7 @@ class Sealer:
 
 
 class Handshake:
-    """One side's part, for a channel of this ``purpose``. ``greeting``: what it sends first; nothing on the side that
+    """One side's part, for a channel of this ``purpose``. ``greeting``: its first bytes; none on the side that
     answers. ``has_answer``: whether the peer sends something for :meth:`take`."""
 
     def __init__(self, purpose: Purpose, keys: CurveKeys | None = None, *, calls: bool) -> None:
