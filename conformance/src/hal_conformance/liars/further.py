@@ -18,7 +18,8 @@ from hal_core.tickets import DONE
 
 from .proxies import HELD, HELD_COPIES, RING, EventTicket, ProxyEvent, given
 from .rows import SET, Call, first, meanwhile, register, row, then
-from .sizes import COUNTED, LARGE, STOPS, by_so_many, other_requests_records, places_of_dynamic, records, some
+from .sizes import COUNTED, LARGE, by_so_many, other_requests_records, places_of_dynamic, records, some
+from .steps import STOPS
 
 if TYPE_CHECKING:
     from hal_core.streams import Event
