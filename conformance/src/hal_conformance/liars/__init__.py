@@ -31,21 +31,8 @@ if TYPE_CHECKING:
     from ..harness.subject import Subject
 
 MODULES = (
-    *(
-        "values",
-        "sizes",
-        "steps",
-        "further",
-        "matches",
-        "postponed",
-        "ring",
-        "copies",
-        "streams",
-        "tickets",
-        "life",
-        "runtimes",
-    ),
-    *("companions", "fields", "outputs", "policies", "handover", "ranks"),
+    *("values", "sizes", "steps", "further", "matches", "postponed", "ring", "copies", "streams", "tickets", "life"),
+    *("runtimes", "companions", "fields", "outputs", "policies", "handover", "ranks"),
 )
 """The modules of this package that register liars."""
 

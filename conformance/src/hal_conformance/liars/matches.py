@@ -11,6 +11,7 @@ from hal_core.memory.views import ByteRange, View
 
 from .proxies import HELD
 from .rows import SET, Call, How, register, row, then
+from .steps import STOPS
 
 TRANSFER = 4 << 20
 """Bytes of one transfer."""
@@ -72,10 +73,10 @@ def in_an_even_row(call: Call) -> object:
 
 MATCHES = {
     "a stop sequence is sought in one pass that begins it again at each mismatch": row(
-        "StopsWithoutFallingBack", 9, "stop sequences of a step", without_falling_back
+        "StopsWithoutFallingBack", 9, STOPS, without_falling_back
     ),  # an automaton without its failure function
     "of a stop sequence the last 64 tokens are compared": row(
-        "SixtyFourStopTokens", 9, "stop sequences of a step", ends_of_stops
+        "SixtyFourStopTokens", 9, STOPS, ends_of_stops
     ),  # a wavefront of threads, a token each
     "of a fill of two words that begins on an odd one the second is left out": row(
         "OddWordsWithoutTail", 6, SET, lambda call: call(target=first_element(call.target)), when=is_odd_pair
