@@ -36,6 +36,7 @@ from .harness.claims import note_allowance
 from .harness.guarantees import guarantee
 from .harness.sinks import FullSink
 from .kit import Kit
+from .test_threads import on_another_thread
 
 SMALL = (1, 2, 7, 8, 63, 64, 65, 100, 127, 129, 1000, 4095, 4097, 65537, 1 << 20, (1 << 20) + 3)
 """Requested bytes, most of them no round number."""
@@ -223,9 +224,7 @@ def memory_of_another_thread(fixture: World) -> None:
         BLOCK_OF.pop(fixture, None)
         BLOCK_OF[fixture] = fixture.device.allocate(1 << 18)
 
-    thread = threading.Thread(target=swap)
-    thread.start()
-    thread.join()
+    on_another_thread(swap, "memory dropped and allocated")
     backdoor.write(fixture.device, BLOCK_OF[fixture], 0, np.full(1 << 18, 3, np.uint8), fixture.stream)
 
 

@@ -302,11 +302,13 @@ register(__name__, NEAR)
 
 SHARED: dict[str, Any] = {}
 """What every opened device uses."""
+MEETING = 1e-3
+"""Seconds between the two halves of what is not locked: two busy threads of a loaded machine surely meet in them."""
 
 
 def in_one_buffer(call: Call) -> None:
     call.me.__dict__["buffer"] = call.request
-    time.sleep(1e-4)
+    time.sleep(MEETING)
     call.kept("taken", {})[call.request.admission_id] = call.me.__dict__["buffer"].packed
 
 
@@ -330,7 +332,7 @@ def in_one_scratch(call: Call) -> object:
     if not isinstance(call.value, np.ndarray):
         return call()
     SHARED["scratch"] = call.value
-    time.sleep(1e-4)
+    time.sleep(MEETING)
     return call(value=SHARED["scratch"])
 
 
