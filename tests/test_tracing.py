@@ -7,10 +7,11 @@ import httpx
 import numpy as np
 import pytest
 from hal_core import DONE, StateConfig, hookimpl
+from hal_engine import perfetto
 from hal_engine.generation.plan import ModelPlan
 from hal_engine.opening import open_engine
 from hal_engine.options import engine_options
-from hal_engine.perfetto import packets
+from hal_engine.perfetto import Events
 from hal_engine.tracing import traced
 
 import hal
@@ -159,24 +160,35 @@ def test_a_server_traces_its_engine(tmp_path):
     assert all(apart(spans) for spans in read.spans.values())
 
 
-def test_packets_have_what_the_rows_say(tmp_path):
+def test_packets_have_what_the_events_say(tmp_path):
     """Spans that share a beginning or an end, a mark, numbers and texts of more than seven bits."""
     path, error = tmp_path / "rows.pftrace", "ü" * 200
-    rows = [
-        (10, 20, "calls", "inner", None, None),
-        (10, 30, "calls", "insert_tasks", 1 << 40, None),
-        (30, 30, "calls", "mark", None, None),
-        (30, 1 << 62, "calls", "after", None, error),
-        (5, 1 << 62, "stream 0", "save_output", 0, None),
-    ]
-    path.write_bytes(packets(rows, 1 << 22, error))
+    events = Events(1 << 22)
+    calls, stream = events.track("calls"), events.track("stream 0")
+    events.add((10, calls.begin("insert_tasks", 1 << 40), 10, calls.begin("inner", None), 20, calls.end))
+    events.add((30, calls.end, 30, calls.mark("mark"), 30, calls.begin("after", None, error), 1 << 62, calls.end))
+    events.add((5, stream.begin("save_output", 0), 1 << 62, stream.end))  # added last, begun first
+    events.add((1 << 62, stream.begin("step", 300), (1 << 62) + 1, stream.end))
+    path.write_bytes(events.packets(error))
     read = Read(path)
     assert [*read.processes.values()] == [error]
     assert sorted(read.of("calls")) == [("after", 30, 1 << 62), ("inner", 10, 20), ("insert_tasks", 10, 30)]
-    assert read.of("stream 0") == [("save_output", 5, 1 << 62)]
+    assert read.of("stream 0") == [("save_output", 5, 1 << 62), ("step 300", 1 << 62, (1 << 62) + 1)]
     assert read.marks == {"mark": 1}
     assert sorted(read.notes) == [
         ("after", "error", error),
         ("insert_tasks", "requests", str(1 << 40)),
         ("save_output", "step", "0"),
     ]
+
+
+def test_the_last_events_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(perfetto, "MOST", 4)
+    path, events = tmp_path / "many.pftrace", Events(1)
+    calls = events.track("calls")
+    for at in range(3):
+        assert not events.full or at == 2
+        events.add((at * 10, calls.begin("step", at), at * 10 + 1, calls.end))
+    path.write_bytes(events.packets("test"))
+    assert events.full
+    assert [name for name, *_ in Read(path).of("calls")] == ["step 1", "step 2"]

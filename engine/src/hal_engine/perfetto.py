@@ -6,98 +6,91 @@ Numbers of fields: ``protos/perfetto/trace`` in https://github.com/google/perfet
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
 from functools import lru_cache
-from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
-CALLS = "calls"
-"""The track whose spans enclose each other. Those of any other that overlap have several tracks of its name."""
+MOST = 400_000
+"""Events of a process that are kept, some 50 MB; a span has two."""
 ABOUT = {"insert_tasks": "requests", "broadcast_tokens": "ranks", "save_output": "step"}
-"""What a span's number is, by the span's name."""
-Row = tuple[int, int, str, str, int | None, str | None]
-"""A span: begin and end, in nanoseconds of ``CLOCK_BOOTTIME``; track; name; a number (:data:`ABOUT`); an error. Where
-begin and end are equal it is a mark."""
+"""What a span's number is, by the span's name; another's number is the last word of its name."""
 
 _BEGIN, _END, _MARK = b"\x48\x01", b"\x48\x02", b"\x48\x03"  # TrackEvent.type
 _PACKET, _EVENT, _DESCRIPTOR = b"\x0a", b"\x5a", b"\xe2\x03"  # of Trace, of TracePacket
+_NAME = b"\xba\x01"  # of TrackEvent
 _TIMESTAMP, _STAMP = 0x40, 10  # the field's tag; always so many bytes with it
 
 
-def packets(rows: Iterable[Row], pid: int, who: str) -> bytes:
-    """Return the bytes of a process's trace, which may be joined to others'. ``rows``: in the order of their ends;
-    ``who``: the name of the process."""
-    tracks = _Tracks(pid, who)
-    begins, heads, ends, closing = [], [], [], []
-    outer_first = [*rows][::-1]
-    outer_first.sort(key=itemgetter(0))
-    for begin, end, where, name, number, error in outer_first:
-        track = tracks.free(where, begin, end)
-        begins.append(begin)
-        heads.append(track.head(_MARK if begin == end else _BEGIN, name, number, error))
-        if begin < end:
-            ends.append(end)
-            closing.append(track.closing)
-    # Of events at one time, ends come first, of the inner span before the outer one's.
-    times = np.array(ends[::-1] + begins, np.int64)
-    heads = closing[::-1] + heads
-    order = np.argsort(times, kind="stable")
-    stamps = _stamps(times[order])
-    out = tracks.described
-    for at, index in enumerate(order.tolist()):
-        out += heads[index], stamps[at * _STAMP : (at + 1) * _STAMP]
-    return b"".join(out)
+class Events:
+    """The last :data:`MOST` events of a process: each its time, in nanoseconds of ``CLOCK_BOOTTIME``, and its packet up
+    to the time, which its :class:`Track` gives."""
 
+    def __init__(self, pid: int) -> None:
+        self._pid, self._sequence, self._process = pid, b"\x50" + _varint(pid), pid << 20
+        self._tracks: list[tuple[bytes, str]] = []
+        self._kept: deque[Any] = deque(maxlen=2 * MOST)  # no object each, which every garbage collection would visit
+        self.add = self._kept.extend
+        """Keep events, of any order: a time, a packet, a time, a packet and so on."""
 
-class _Tracks:
-    """The tracks of a process; ``described``: their packets."""
+    def track(self, name: str) -> Track:
+        """Return a new track. Its spans lie within each other or apart."""
+        uuid = _varint(self._process + len(self._tracks) + 1)
+        self._tracks.append((uuid, name))
+        return Track(self._sequence, b"\x58" + uuid)
 
-    def __init__(self, pid: int, who: str) -> None:
-        self._sequence, self._process, self._count = b"\x50" + _varint(pid), pid << 20, 0
-        self._tracks: dict[str, list[_Track]] = {}
-        process = _bytes(b"\x1a", b"\x08" + _varint(pid) + _text(b"\x32", who))
-        self.described = [_descriptor(b"\x08" + _varint(self._process) + process)]
+    @property
+    def full(self) -> bool:
+        """Whether earlier events were dropped, or the next one drops one."""
+        return len(self._kept) == self._kept.maxlen
 
-    def free(self, name: str, begin: int, end: int) -> _Track:
-        """Return the first track of this name that nothing occupies, occupied until ``end``."""
-        named = self._tracks.setdefault(name, [])
-        for track in named:
-            if track.until <= begin or name == CALLS:
-                track.until = end
-                return track
-        self._count += 1
-        uuid = _varint(self._process + self._count)
+    def packets(self, who: str) -> bytes:
+        """Return the bytes of the process's trace, which may be joined to others'. ``who``: the process's name."""
+        process = _bytes(b"\x1a", b"\x08" + _varint(self._pid) + _text(b"\x32", who))
         parent = b"\x28" + _varint(self._process)
-        self.described.append(_descriptor(b"\x08" + uuid + parent + _text(b"\x12", name)))
-        named.append(_Track(self._sequence, b"\x58" + uuid, end))
-        return named[-1]
+        out = [_descriptor(b"\x08" + _varint(self._process) + process)]
+        out += [_descriptor(b"\x08" + uuid + parent + _text(b"\x12", name)) for uuid, name in self._tracks]
+        kept = [*self._kept]
+        times, heads = np.array(kept[::2], np.int64), kept[1::2]
+        order = np.argsort(times, kind="stable")
+        stamps = _stamps(times[order])
+        for at, index in enumerate(order.tolist()):
+            out += heads[index], stamps[at * _STAMP : (at + 1) * _STAMP]
+        return b"".join(out)
 
 
-class _Track:
-    """A track: heads of its events, which are their packets up to the time. ``until``: the end of its last span."""
+class Track:
+    """A row of spans and marks; what it returns are packets up to the time. ``end``: of the last beginning that has
+    none. ``until``: the time from which the row is free, for whoever asks."""
 
-    def __init__(self, sequence: bytes, uuid: bytes, until: int) -> None:
-        self._sequence, self._uuid, self.until = sequence, uuid, until
-        self.closing = self._packet(_END + uuid)
-        self.head = lru_cache(32)(self._head)
+    def __init__(self, sequence: bytes, uuid: bytes) -> None:
+        self._sequence, self._uuid, self.until = sequence, uuid, 0
+        self.end = self._packet(_END + uuid)
+        self.mark = lru_cache(64)(lambda name: self._head(_MARK, name, 0, None))
+        self._begins = lru_cache(64)(lambda *about: self._head(_BEGIN, *about))
 
-    def _head(self, kind: bytes, name: str, number: int | None, error: str | None) -> bytes:
-        event = kind + self._uuid + _text(b"\xba\x01", name)
-        if number is not None:
-            event += _note(ABOUT[name], str(number))
+    def begin(self, name: str, number: int | None, error: str | None = None) -> bytes:
+        """Return a span's beginning, with its number (:data:`ABOUT`) and its error."""
+        digits = b"" if number is None else b"%d" % number
+        return self._begins(name, len(digits), error) + digits
+
+    def _head(self, kind: bytes, name: str, digits: int, error: str | None) -> bytes:
+        """A number's digits come last of what precedes the time: spans that differ in nothing else share a head."""
+        event = kind + self._uuid
         if error is not None:
-            event += _note("error", error)
-        return self._packet(event)
+            event += _bytes(b"\x22", _text(b"\x52", "error") + _text(b"\x32", error))
+        if digits and name in ABOUT:
+            about = _text(b"\x52", ABOUT[name]) + b"\x32" + _varint(digits)
+            event += _text(_NAME, name) + b"\x22" + _varint(len(about) + digits) + about
+        else:
+            words = f"{name} " if digits else name
+            event += _NAME + _varint(len(words) + digits) + words.encode()
+        return self._packet(event, digits)
 
-    def _packet(self, event: bytes) -> bytes:
-        packet = self._sequence + _bytes(_EVENT, event)
-        return _PACKET + _varint(len(packet) + _STAMP) + packet
-
-
-@lru_cache(8)
-def _note(name: str, value: str) -> bytes:
-    return _bytes(b"\x22", _text(b"\x52", name) + _text(b"\x32", value))
+    def _packet(self, event: bytes, digits: int = 0) -> bytes:
+        packet = self._sequence + _EVENT + _varint(len(event) + digits) + event
+        return _PACKET + _varint(len(packet) + digits + _STAMP) + packet
 
 
 def _descriptor(track: bytes) -> bytes:

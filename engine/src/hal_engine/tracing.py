@@ -19,16 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from hal_core import DONE, InvalidValue, hookimpl
 
-from .perfetto import CALLS, Row, packets
+from .perfetto import MOST, Events, Track
 
 if TYPE_CHECKING:
     from hal_core import BoundDevice, Step, Ticket
 
 log = logging.getLogger("hal")
-MOST = 200_000
-"""Spans of a process that are kept, some 50 MB; those that come later are left out."""
 _Wait = tuple["Ticket | None", int, str, str, int | None, int | None]
-"""A ticket that has not ended: when its call began; its track, hook and number; when the step began that it ends."""
+"""A ticket that has not ended: its call's begin; its stream, hook and number; the begin of the step that it ends."""
 _Watching = Generator[None, Any, Any]
 _now = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 """Perfetto's clock, in nanoseconds."""
@@ -67,9 +65,11 @@ class Trace:
     """An observer that keeps spans (:mod:`hal_core.runtime.observers`)."""
 
     def __init__(self) -> None:
-        self._rows: list[Any] = []  # one after the other: a tuple each would be work for each garbage collection
+        self._events = Events(os.getpid())
+        self._calls = self._events.track("calls")
         self._open: dict[int, _Wait] = {}  # tickets whose end was not noticed
         self._streams: dict[int, str] = {}
+        self._rows: dict[str, list[Track]] = {}
         self._begun: int | None = None  # when the step's first call began
 
     @hookimpl(wrapper=True)
@@ -96,14 +96,15 @@ class Trace:
         began, step = _now(), None
         if self._begun is None and hook != "async_set_value":
             self._begun = began
+        self._events.add((began, self._calls.begin(hook, number)))
         try:
             ticket = yield
         finally:
-            self._keep(began, _now(), CALLS, hook, number, None)
+            self._events.add((_now(), self._calls.end))
         if hook == "save_output":
             step, self._begun = self._begun, None
         if ticket is not DONE or hook == "save_output":
-            self._open[id(ticket)] = ticket, began, self._track(stream), hook, number, step
+            self._open[id(ticket)] = ticket, began, self._stream(stream), hook, number, step
         return ticket
 
     def called(self, call: str, arguments: dict[str, object]) -> None:
@@ -112,7 +113,7 @@ class Trace:
         if self._begun is None and call == "order_after_reads":
             self._begun = now
         else:
-            self._keep(now, now, CALLS, call, None, None)
+            self._events.add((now, self._calls.mark(call)))
 
     def ticket_ended(self, hook: str, ticket: Ticket, error: Exception | None) -> None:
         """See :mod:`hal_core.runtime.observers`."""
@@ -122,28 +123,34 @@ class Trace:
 
     def _end(self, wait: _Wait, error: Exception | None) -> None:
         now, message = _now(), None if error is None else str(error)
-        _, began, track, hook, number, step = wait
-        self._keep(began, now, track, hook, number, message)
+        _, began, stream, hook, number, step = wait
+        self._span(stream, began, now, hook, number, message)
         if step is not None:
-            self._keep(step, now, "steps", f"step {number}", None, message)
+            self._span("steps", step, now, "step", number, message)
 
-    def _keep(self, *row: *Row) -> None:
-        if len(self._rows) < MOST * len(row):
-            self._rows += row
-            if len(self._rows) == MOST * len(row):
-                log.warning("--trace: %d spans are kept, and no further one", MOST)
+    def _span(self, name: str, began: int, ended: int, what: str, number: int | None, error: str | None) -> None:
+        """Keep a span on the first row of a name that was free when it began."""
+        rows = self._rows.setdefault(name, [])
+        row = next((row for row in rows if row.until <= began), None)
+        if row is None:
+            row = self._events.track(name)
+            rows.append(row)
+        row.until = ended
+        self._events.add((began, row.begin(what, number, error), ended, row.end))
 
-    def _track(self, stream: object) -> str:
+    def _stream(self, stream: object) -> str:
         raw = getattr(stream, "raw", None)
         key = raw if isinstance(raw, int) else id(stream)
-        track = self._streams.get(key)
-        if track is None:
-            track = self._streams[key] = f"stream {len(self._streams)}"
-        return track
+        name = self._streams.get(key)
+        if name is None:
+            name = self._streams[key] = f"stream {len(self._streams)}"
+        return name
 
     def packets(self, who: str) -> bytes:
         """Return the bytes of the trace's packets; tickets whose end nobody has noticed end now."""
         for wait in self._open.values():
             self._end(wait, None)
         self._open.clear()
-        return packets(zip(*[iter(self._rows)] * 6, strict=True), os.getpid(), who)
+        if self._events.full:
+            log.warning("--trace: the file has the last %d events; earlier ones were left out", MOST)
+        return self._events.packets(who)
