@@ -29,7 +29,8 @@ class LocalRank:
 
     @classmethod
     def of(cls, environment: Mapping[str, str], *, share: bool = False) -> LocalRank:
-        """Read the launcher's list of endpoints; those of one host are equal up to the port."""
+        """Read the launcher's list of endpoints; those of one host are equal up to the port. Raises
+        :class:`InvalidValue` for another text in :data:`AMONG` than a launcher gives."""
         hosts = [one.rpartition(":")[0] for one in environment.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")]
         me = int(environment.get("PADDLE_TRAINER_ID", "0"))
         if me >= len(hosts):
@@ -37,7 +38,10 @@ class LocalRank:
         number, size = hosts[:me].count(hosts[me]), hosts.count(hosts[me])
         if environment.get(AMONG) == OWN_DEVICE:
             return cls(share=share)
-        before, _, every = environment.get(AMONG, f"0/{size}").partition("/")
+        before, _, every = (text := environment.get(AMONG, f"0/{size}")).partition("/")
+        if not (before.isdecimal() and every.isdecimal()):
+            cure = f"give two numbers as 0/{size} (ranks before this launcher's, and all), or {OWN_DEVICE}, or unset it"
+            raise InvalidValue(repr(text), cure=cure, argument=AMONG)
         return cls(int(before) + number, int(every), share)
 
     def index(self, plugin: type[Plugin], first: int) -> int:

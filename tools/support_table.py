@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hal_conformance.report.rendering import standing
+
 ROOT = Path(__file__).parents[1]
 KEPT, PAGE = ROOT / "docs" / "support.json", ROOT / "docs" / "support.md"
 HOOKS = ("insert_tasks", "async_set_value", "save_output", "broadcast_tokens")
@@ -88,10 +90,11 @@ def how(row: dict[str, Any], hook: str) -> str:
 
 def verdict(row: dict[str, Any], hook: str) -> str:
     """Return the kit's result for the guarantees of a hook."""
-    found = [(name, entry) for name, entry in row["guarantees"].items() if entry["hook"] == hook]
-    checked = [name for name, entry in found if entry["status"] == "checked" and not entry["note"]]
-    partly = [f"{name} in part" for name, entry in found if entry["status"] == "checked" and entry["note"]]
-    others = [*partly, *(f"{name} {entry['status']}" for name, entry in found if entry["status"] != "checked")]
+    found = [(name, standing(entry)) for name, entry in row["guarantees"].items() if entry["hook"] == hook]
+    checked = [name for name, word in found if word == "checked"]
+    others = sorted(
+        [f"{name} {word}" for name, word in found if word != "checked"], key=lambda one: "in part" not in one
+    )
     return ", ".join([" ".join(checked) + " checked" if checked else "", *others]).strip(", ")
 
 
@@ -128,9 +131,8 @@ def page(kept: dict[str, Any]) -> str:
         ]
         parts += [f"- falls back, `{hook}`: {reason}" for hook, reason in row["fallbacks"].items()]
         for name, entry in row["guarantees"].items():
-            if entry["status"] != "checked" or entry["note"]:
-                part = "in part" if entry["status"] == "checked" else entry["status"]
-                parts.append(f"- {name} {part}: {entry['note'] or 'no reason given'}")
+            if (word := standing(entry)) != "checked":
+                parts.append(f"- {name} {word}: {entry['note'] or 'no reason given'}")
             parts += [f"- {name}, {claim}" for claim in entry.get("claims", ())]
     return "\n".join(parts) + "\n"
 

@@ -3,7 +3,7 @@
 import pytest
 from hal_conformance.harness import claims
 from hal_conformance.report.outcomes import IN_PART, NOT_CHOSEN, Report
-from hal_conformance.report.rendering import lines, verdict, wrapped
+from hal_conformance.report.rendering import lines, render, verdict, wrapped
 
 
 @pytest.fixture
@@ -20,7 +20,15 @@ HEADER = {"versions": {}, "kit": "", "date": "", "seconds": 0.0, "system": "", "
 
 def entry(number, found, status="checked"):
     mine = [str(claim) for claim in found if claim.guarantee == number]
-    return {"guarantee": f"G{number}", "gist": "", "status": status, "note": "", "tests": [], "claims": mine}
+    return {
+        "guarantee": f"G{number}",
+        "hook": "",
+        "gist": "",
+        "status": status,
+        "note": "",
+        "tests": [],
+        "claims": mine,
+    }
 
 
 def test_a_claim_is_under_its_guarantee_and_changes_the_verdict(noted):
@@ -44,6 +52,14 @@ def test_what_only_has_left_of_a_guarantee_is_counted_by_itself():
     printed = list(lines(Report(HEADER, entries)))
     assert [line.split()[:3] for line in printed[3:-1]] == [["G8", "ok"], ["G9", "in", "part"]]
     assert printed[-1] == "  1 checked, 1 in part, 1 not chosen (--only): conforms as far as checked"
+
+
+def test_what_was_checked_in_part_is_so_in_each_report():
+    found = Report(HEADER, [entry(8, []), entry(9, []) | {"note": "2 of 4: needs async_d2h"}])
+    printed = list(lines(found))
+    assert [line.split()[:3] for line in printed[3:-1]] == [["G8", "ok"], ["G9", "in", "part"]]
+    assert printed[-1] == "  1 checked, 1 in part: conforms as far as checked"
+    assert "<td>in part</td><td>2 of 4: needs async_d2h</td>" in render(found, "page.html")
 
 
 def test_long_lines_are_wrapped_between_words_but_commands():

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hal_core import FinishReason, Request, SlotStatus, StateConfig, TaskBatch
+from hal_core import FinishReason, InvalidValue, Request, SlotStatus, StateConfig, TaskBatch
 from hal_core.devices.cpu import CpuPlugin
+from hal_core.frames import decode, encode
 from hal_core.output.rows import OutputSnapshot, _any_record, build_record
 from hal_core.runtime.bound import bind
 from hal_core.slots.step import Step
@@ -105,3 +106,18 @@ def test_g21_an_error_that_is_known_late_is_reported_with_its_own_step(state):
     assert (record.tokens.tolist(), record.messages) == ([5, 6, 8], late)
     late.clear()
     assert build_record(columns, OutputSnapshot.of(state, step))[0].messages == {}
+
+
+@pytest.mark.parametrize("name", ["errors", "recovered", "late_errors"])
+def test_a_lone_surrogate_in_a_steps_message_is_escaped_as_no_frame_carries_it(state, name):
+    given = {1: "no \udc80 table: nö"}
+    step = Step(1, {"target": np.arange(SLOTS)}, **{name: (lambda: given) if name == "late_errors" else given})
+    record, _, _ = build_record(columns_of(state), OutputSnapshot.of(state, step))
+    assert record.messages == {1: "no \\udc80 table: nö"}
+    assert decode(encode(record, session=1, sender=0, sequence=0)).record == record
+
+
+def test_a_late_message_that_is_no_text_is_refused(state):
+    step = Step(1, {"target": np.arange(SLOTS)}, late_errors=lambda: {1: OSError("no table")})
+    with pytest.raises(InvalidValue, match="messages has 1: OSError"):
+        build_record(columns_of(state), OutputSnapshot.of(state, step))

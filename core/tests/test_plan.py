@@ -110,6 +110,14 @@ def test_a_write_outside_the_memory_is_refused():
         builder.build()
 
 
+@pytest.mark.parametrize("nbytes", [2, 8, 16])
+def test_a_write_that_begins_before_the_memory_is_refused(nbytes):
+    builder = PlanBuilder(Block())
+    builder.copy(np.array([16, -8], np.int64), nbytes, np.zeros(2 * nbytes, np.uint8))
+    with pytest.raises(InvalidValue, match="a write begins at offset -8"):
+        builder.build()
+
+
 def test_data_of_another_length_than_its_runs_is_refused():
     with pytest.raises(InvalidValue, match="7 bytes for runs of 8"):
         PlanBuilder(Block()).copy(np.array([0, 8], np.int64), 4, np.zeros(7, np.uint8))

@@ -3,9 +3,10 @@
 import pytest
 from hal_core import InvalidValue, Plugin
 
-from hal.local_rank import LocalRank, moved
+from hal.local_rank import AMONG, LocalRank, moved
 
 TWO_HOSTS = "10.0.0.1:70,10.0.0.1:71,10.0.0.2:70,10.0.0.2:71"
+RANK_1 = {"PADDLE_TRAINER_ENDPOINTS": TWO_HOSTS, "PADDLE_TRAINER_ID": "1"}
 
 
 class Four(Plugin):
@@ -37,6 +38,18 @@ def test_a_rank_is_counted_on_its_own_host(rank, number):
 
 def test_a_process_of_no_job_is_alone():
     assert LocalRank.of({}) == LocalRank(0, 1)
+
+
+@pytest.mark.parametrize(("text", "found"), [("4/6", (5, 6)), ("own", (0, 1))])
+def test_several_launchers_of_a_host_count_its_ranks_together(text, found):
+    assert LocalRank.of(RANK_1 | {AMONG: text}) == LocalRank(*found)
+
+
+@pytest.mark.parametrize("text", ["two", "", "1", "/", "-1/2", "1/2/3", "1/two"])
+def test_another_text_of_the_launcher_is_named_with_its_variable(text):
+    with pytest.raises(InvalidValue, match=f"^{AMONG}: {text!r} .*two numbers as 0/2 .* own") as raised:
+        LocalRank.of(RANK_1 | {AMONG: text})
+    assert raised.value.argument == AMONG
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

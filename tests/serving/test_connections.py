@@ -113,6 +113,44 @@ def test_a_connection_that_sends_nothing_is_closed(short, before):
     run(play)
 
 
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nConnection: close\r\n"
+BODIES = [b"Content-Length: 5\r\n\r\nhello", b"Transfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n"]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=["with its length", "in chunks"])
+@pytest.mark.parametrize("cut", ["", "Host", "\r\n\r\n", "lo"])
+def test_a_request_that_offers_an_upgrade_has_its_body(monkeypatch, body, cut):
+    """In one part, or two: two requests and a usual one, on one connection."""
+    received, parts = Connection.data_received, []
+    monkeypatch.setattr(Connection, "data_received", lambda self, data: [parts.append(data), received(self, data)])
+
+    async def echo(request):
+        return PlainTextResponse(b"<%b>" % await request.body())
+
+    async def play():
+        async with served(app=Starlette(routes=[Route("/", echo, methods=["GET", "POST"])])) as server:
+            offer = HEAD.replace(b"Connection: close\r\n", b"") + body
+            end = offer.index(cut.encode()) + len(cut)
+            reader, writer = await server.ask(offer[:end])
+            await server.until(lambda: len(b"".join(parts)) >= end)
+            writer.write(offer[end:] + offer + GET + HEAD + body)
+            answers = await reader.read()
+            assert (answers.count(b"<hello>"), answers.count(b"<>")) == (3, 1)
+            assert answers.endswith(b"<hello>")
+
+    run(play)
+
+
+def test_offers_of_an_upgrade_without_end_are_refused():
+    async def play():
+        async with served() as server:
+            reader, _ = await server.ask(HEAD.replace(b"Connection: close\r\n", b"\r\n") * 1000)
+            status, _, error = error_of(await reader.read())
+            assert (status, error["message"]) == (400, "Invalid HTTP request received (send HTTP/1.1)")
+
+    run(play)
+
+
 @pytest.mark.parametrize(
     ("sent", "phase"),
     [

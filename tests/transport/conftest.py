@@ -1,4 +1,4 @@
-"""Outputs to send, sinks and readers that are closed at the end, and a check for leftovers."""
+"""Outputs to send, sinks and readers that are closed at the end, keys of two sides, and a check for leftovers."""
 
 import threading
 
@@ -9,7 +9,18 @@ from hal_core.output.records import OutputRecord, SlotStatus
 from hal_core.slots.fields import FinishReason
 from hal_engine.reading import OutputReader
 from hal_engine.transport import open_sink, private_ipc_url, release_ipc
+from hal_engine.transport.curve import CurveKeys
 from hal_engine.transport.urls import socket_of
+
+ANY = "tcp://127.0.0.1:*"
+HANGS = 30.0
+NOTHING = "it sent nothing: it is no listener for '{}', its keys differ, or its process has ended"
+
+
+def keys_of_two():
+    """The keys of a listener and of its one caller."""
+    listener, caller = CurveKeys.new(), CurveKeys.new()
+    return listener.knowing(caller.public), caller.knowing(listener.public)
 
 
 class Output:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from blocks_of_latched import INT64, RING, SIZE, bytes_of, drain, numbers, stored_numbers, write
 from hal_core.devices.blocks import KEPT
-from hal_core.errors import InvalidValue, OutOfMemory
+from hal_core.errors import DeviceClosed, InvalidValue, OutOfMemory
 from hal_core.memory.plan import SCATTER_MAP, PlanBuilder, Records, WritePlan, apply_to_host
 from hal_core.memory.views import ByteRange, View
 from hypothesis import given, settings
@@ -138,6 +138,23 @@ def test_a_failing_primitive_leaves_target_and_ring_unchanged(device, primitive)
         device.submit_value(target, np.full(target.shape, value), device.default_stream)
     drain(device)
     assert (stored_numbers(memory)[::2] == 11).all()
+
+
+@pytest.mark.parametrize("kind", [LatchedDevice, RunByRun])
+def test_a_device_that_can_record_no_event_after_failed_work_names_that_fault(monkeypatch, kind):
+    device = kind(**RING)
+    target = numbers(device.allocate(2000))[::2]
+
+    def broken(event, stream):
+        raise RuntimeError("no event is recorded")
+
+    monkeypatch.setattr(device.events, "_record", broken)
+    monkeypatch.setattr(device.primitives, "event_record", broken)
+    with pytest.raises(RuntimeError, match="no event is recorded"):
+        device.async_set_value(device, target, np.full(target.shape, 2), device.default_stream)
+    monkeypatch.undo()
+    with pytest.raises(DeviceClosed, match=r"earlier work failed on the device: .*no event is recorded"):
+        device.async_set_value(device, target, np.full(target.shape, 3), device.default_stream)
 
 
 @pytest.mark.parametrize("primitive", ["launch", "event_record"])

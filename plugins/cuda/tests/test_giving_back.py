@@ -3,9 +3,10 @@
 import gc
 
 import pytest
-from hal_core import ByteRange, OutOfMemory
+from hal_core import ByteRange, GroupLost, OutOfMemory
 from hal_core.devices import blocks
 from hal_cuda import memory as gpu_memory
+from hal_cuda import nccl
 
 from .conftest import stand_in
 
@@ -73,3 +74,42 @@ def test_an_opening_that_fails_keeps_no_context(opened, monkeypatch, fails):
 def test_a_driver_without_a_pool_on_the_host_has_none(opened):
     context = opened().device.context
     assert context.make_host_pool() is None
+
+
+def test_a_hold_whose_launch_fails_gives_its_block_back(opened, monkeypatch):
+    device = opened().device
+    stream = device.default_stream
+
+    def hold():
+        with device.hold_stream(stream):
+            pass
+        stream.synchronize(10)
+
+    def refused(*_):
+        raise OutOfMemory("on purpose")
+
+    hold()
+    blocks = len(device._runtime._memory._locked)
+    with monkeypatch.context() as patch:
+        patch.setattr(device.kernels.hold, "launch", refused)
+        for _ in range(20):
+            with pytest.raises(OutOfMemory):
+                hold()
+    hold()
+    assert len(device._runtime._memory._locked) == blocks
+
+
+@pytest.mark.parametrize("what", ["ncclCommInitRankConfig", "ncclBroadcast"])
+def test_a_group_that_cannot_be_opened_keeps_no_memory(opened, library, what):
+    bound = opened()
+    found = bound.device._runtime._memory
+    library.nccl_fail(1)
+    ids = [nccl.library().new_id() if what == "ncclBroadcast" else bytes(128)]
+    ranks = (0, 1) if what == "ncclCommInitRankConfig" else (0,)
+    with pytest.raises(GroupLost, match=what):
+        bound.device.make_group(ranks, 0, lambda data: ids[0], 5.0)
+    library.nccl_fail(0)
+    gc.collect()
+    bound.close()
+    assert not found._out
+    assert found._context is None

@@ -117,8 +117,24 @@ def test_a_tensor_that_is_not_finite_is_named(saved, value):
     values = tensors(parse_config(LLAMA))
     values["model.layers.1.mlp.up_proj.weight"][3, 4] = value
     directory = saved(values=values)
-    with pytest.raises(InvalidValue, match=r"'model\.layers\.1\.mlp\.up_proj\.weight' holds NaN or infinity"):
+    wanted = r"'model\.layers\.1\.mlp\.up_proj\.weight' \(F32\) holds NaN or infinity in float32 \(restore the file\)"
+    with pytest.raises(InvalidValue, match=wanted):
         load(directory, read_config(directory), CPU, torch.float32)
+
+
+@pytest.mark.parametrize(("dtype", "fits", "beyond"), [("float16", 65519.0, 1e9), ("bfloat16", 3e38, 3.4e38)])
+def test_a_number_beyond_the_type_of_the_computations_is_refused_and_not_infinite(saved, dtype, fits, beyond):
+    values = tensors(parse_config(LLAMA))
+    values["model.norm.weight"][3] = -fits
+    directory = saved(values=values)
+    computed = getattr(torch, dtype)
+    assert load(directory, read_config(directory), CPU, computed)["model.norm.weight"].isfinite().all()
+    values["model.norm.weight"][3] = -beyond
+    saved(values=values)
+    wanted = rf"'model\.norm\.weight' \(F32\) holds NaN or infinity in {dtype} \(.*give --dtype float32\)"
+    with pytest.raises(InvalidValue, match=wanted):
+        load(directory, read_config(directory), CPU, computed)
+    load(directory, read_config(directory), CPU, torch.float32)
 
 
 def test_a_tied_head_that_differs_is_named(saved):

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 from xml.etree import ElementTree
 
-from .outcomes import EXPECTED, IN_PART, NOT_CHOSEN, NOT_RUN, PASSED, SKIPPED, Report, clipped
+from .outcomes import EXPECTED, NOT_CHOSEN, NOT_RUN, PASSED, SKIPPED, Report, clipped
 
 JUNIT = {SKIPPED: ("skipped", "skipped"), EXPECTED: ("skipped", "skipped"), NOT_RUN: ("error", "errors")}
 """Outcomes of a test, and what they are in JUnit's words; others are failures."""
@@ -42,7 +42,7 @@ def lines(report: Report) -> Iterator[str]:
             continue
         tests = f"{len(entry['tests'])} tests" if entry["tests"] else ""
         note = f"  [{entry['note']}]" if entry["note"] else ""
-        yield f"  {entry['guarantee']:<4} {MARKS[_standing(entry)]:<7} {entry['gist']}  {tests}{note}"
+        yield f"  {entry['guarantee']:<4} {MARKS[standing(entry)]:<7} {entry['gist']}  {tests}{note}"
         yield from (f"       {claim}" for claim in entry["claims"])
     for name, test, others in failures(report):
         yield ""
@@ -54,17 +54,18 @@ def lines(report: Report) -> Iterator[str]:
     yield from (f"  ERROR {problem}" for problem in report.problems)
     if header.get("skips"):
         yield f"  skipped: {', '.join(f'{count} {reason}' for reason, count in header['skips'].items())}"
-    counts = [_standing(entry) for entry in report.guarantees]
+    counts = [standing(entry) for entry in report.guarantees]
     summary = ", ".join(f"{counts.count(each)} {each}" for each in (*MARKS, NOT_CHOSEN) if each in counts)
     yield from [f"  stopped: {report.stopped}"] if report.stopped else []
     yield f"  {f'{report.unfinished}: {summary}' if report.unfinished else summary}: {verdict(report)}"
 
 
-def _standing(entry: dict[str, Any]) -> str:
-    """Return the status of a guarantee, or what ``--only`` has left of it: a part, or nothing."""
+def standing(entry: dict[str, Any]) -> str:
+    """Return the status of a guarantee in the words of all reports and of docs/support.md: "in part" if some of its
+    tests were left out, which its note names, and :data:`NOT_CHOSEN` for one outside ``--only``."""
     if entry["note"] == NOT_CHOSEN:
         return NOT_CHOSEN
-    return "in part" if entry["status"] == "checked" and entry["note"].startswith(IN_PART) else str(entry["status"])
+    return "in part" if entry["status"] == "checked" and entry["note"] else str(entry["status"])
 
 
 def wrapped(line: str, columns: int) -> str:
@@ -160,7 +161,7 @@ def _html(report: Report) -> str:
     for entry in report.guarantees:
         kind = entry["status"].split()[0]
         note = "; ".join(filter(None, [entry["note"], *entry["claims"]]))
-        cells = (entry["guarantee"], entry["hook"], entry["gist"], entry["status"], note)
+        cells = (entry["guarantee"], entry["hook"], entry["gist"], standing(entry), note)
         rows.append(f'<tr class="{kind}">' + "".join(f"<td>{escape(str(cell))}</td>" for cell in cells) + "</tr>")
     sections = []
     for name, test, others in failures(report):

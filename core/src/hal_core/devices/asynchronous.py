@@ -119,10 +119,21 @@ class AsyncDevice(StreamDevice):
         try:
             self.primitives.submit(span.address, target, span.nbytes, launch, stream.raw, event.raw)
         except BaseException:
-            self.staging.fence(span, self.mark(stream))  # a part of it may be in flight
+            self.fence(span, stream)  # a part of it may be in flight
             raise
         self.staging.fence(span, event)
         self.last[stream.stream_key] = event
+        return event
+
+    def fence(self, span: Span, stream: AsyncStream) -> RecordedEvent:
+        """Fence a span after the work that is now on ``stream``. If no event can be recorded there, the device has a
+        fault: the span can never be used again."""
+        try:
+            event = self.mark(stream)
+        except Exception as error:
+            self.health.report(error, lambda _: True)
+            raise
+        self.staging.fence(span, event)
         return event
 
     def upload(self, target: int, data: Bytes, stream: AsyncStream) -> RecordedEvent:
@@ -248,7 +259,7 @@ class AsyncDevice(StreamDevice):
                     self.primitives.count("uploads")
                     source += len(data)
             finally:
-                self.staging.fence(span, event := self.mark(stream))
+                event = self.fence(span, stream)
             ticket = self.ticket_type(event)
         return ticket
 

@@ -159,12 +159,14 @@ class PlanBuilder:
         ``inside``: the caller guarantees that the writes lie inside the memory and are not empty. ``disjoint``: that
         they do not overlap either.
 
-        :raises InvalidValue: for a write that ends outside the memory.
+        :raises InvalidValue: for a write that begins or ends outside the memory.
         """
         rows = self._rows[0] if len(self._rows) == 1 else np.concatenate([_NO_ROWS, *self._rows])
         writes: np.ndarray[Any, np.dtype[np.void]] = rows.reshape(-1).view(WRITE)
         if not inside and not disjoint:
             writes = writes[writes["nbytes"] > 0]
+            if len(writes) and (first := int(writes["dst"].view(np.int64).min())) < 0:  # its end may wrap around
+                raise InvalidValue(f"a write begins at offset {first}", cure="count from 0", argument="plan")
             if len(writes) and int((writes["dst"] + writes["nbytes"]).max()) > self.memory.nbytes:
                 raise InvalidValue("a write ends outside the memory", argument="plan")
         return WritePlan(self.memory, writes if disjoint else last_wins(writes), self._pieces)

@@ -44,7 +44,7 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
     errors = strange | dict(step.errors) | dict(step.late_errors() if step.late_errors is not None else {})
     for slot, message in (*errors.items(), *step.recovered.items()):
         for batch_id in np.flatnonzero(order == slot).tolist():
-            bad[batch_id] = message
+            bad[batch_id] = _encodable(message)
     counts, per_slot = _slot_rows(columns, snapshot, counts, bad, held)
     parts = _token_parts(columns, snapshot, counts)
     if step.speculative and snapshot.prefill_role.any():
@@ -66,6 +66,12 @@ def _any_record(columns: Columns, snapshot: OutputSnapshot) -> Built:
     explained = errors.keys() | step.recovered.keys()
     violations = [text for batch_id, text in bad.items() if int(order[batch_id]) not in explained]
     return record, batch_ids, _violation(violations, snapshot) if violations else None
+
+
+def _encodable(message: str) -> str:
+    """Return a step's message with lone surrogates escaped, which no frame carries; the record refuses what is no
+    text."""
+    return message.encode(errors="backslashreplace").decode() if isinstance(message, str) else message
 
 
 def _slot_rows(

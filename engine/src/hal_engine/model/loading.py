@@ -60,9 +60,11 @@ def differs(name: str, other: str, entry: Entry) -> InvalidValue:
     )
 
 
-def not_finite(name: str, entry: Entry) -> InvalidValue:
-    """Return the error for a tensor with NaN or infinity."""
-    return InvalidValue(f"tensor {name!r} holds NaN or infinity", cure="restore the file", argument=str(entry.path))
+def not_finite(name: str, entry: Entry, dtype: str = "float32") -> InvalidValue:
+    """Return the error for a tensor with NaN or infinity in ``dtype``, that of the computations."""
+    what = f"tensor {name!r} ({entry.dtype}) holds NaN or infinity in {dtype}"
+    cure = "restore the file" + (", or give --dtype float32" if dtype != "float32" else "")
+    return InvalidValue(what, cure=cure, argument=str(entry.path))
 
 
 def checked_entries(directory: Path, config: LlamaConfig) -> dict[str, Entry]:

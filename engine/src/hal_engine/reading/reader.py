@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -228,12 +229,14 @@ class OutputReader:
 def _cursors(after: tuple[int, int] | Mapping[int, int] | None) -> dict[int, int]:
     """Return ``after`` as session -> sequence."""
     try:
-        cursors = dict([after]) if isinstance(after, tuple) else dict(after or {})
+        given = dict([after]) if isinstance(after, tuple) else dict(after or {})
+        cursors = {index(session): index(sequence) for session, sequence in given.items()}
         sound = all(0 < session < 1 << 64 and 0 <= sequence < 1 << 63 for session, sequence in cursors.items())
     except (TypeError, ValueError):
         sound = False
     if not sound:
-        raise InvalidValue(f"{after!r} is not a (session, sequence)", cure="give a former cursor", argument="after")
+        what = f"{after!r} is not a (session, sequence) of two integers"
+        raise InvalidValue(what, cure="give a former cursor", argument="after")
     return cursors
 
 

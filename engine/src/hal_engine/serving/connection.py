@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import http
+import sys
 from collections import deque
 from typing import Any
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .errors import ApiError, error_response
@@ -28,6 +30,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._gate, self._begun = gate, False
         self._head, self._in_head = 0, False  # bytes of a head of which some have come
+        self._data = b""  # what is parsed now
         self._cycles = deque[RequestResponseCycle]()  # without a whole answer; the first one is being answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -47,7 +50,7 @@ class Connection(HttpToolsProtocol):
         """See :class:`asyncio.Protocol`."""
         if self.transport.is_closing():
             return
-        former = self.cycle
+        former, self._data = self.cycle, data
         super().data_received(data)
         if self.transport.is_closing():
             return
@@ -75,9 +78,25 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See uvicorn's protocol."""
-        self._in_head = False
+        self._in_head, former = False, self.cycle
         super().on_headers_complete()
-        self._cycles.append(self.cycle)
+        if self.cycle is not former:  # it is none that offers an upgrade
+            self._cycles.append(self.cycle)
+
+    def _should_upgrade(self) -> bool:
+        return any(name == b"upgrade" for name, _ in self.headers)
+
+    def handle_websocket_upgrade(self) -> None:
+        """Read a request that offers an upgrade (Java's clients offer h2c) again without the offer, which is declined:
+        the parser skips its body. uvicorn calls this for the parser's exception, which has the place after the head."""
+        raised = sys.exception()
+        assert isinstance(raised, HttpParserUpgrade)
+        line = f"{self.scope['method']} ".encode() + self.url + f" HTTP/{self.scope['http_version']}".encode()
+        rest = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self._data = b"\r\n".join([line, *rest, b"", self._data[raised.args[0] :]])
+        self.parser = HttpRequestParser(self)  # the former one is at its end if the head has "Connection: close"
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        super().data_received(self._data)
 
     def write_part(self, data: bytes) -> bool:
         """Write a part of the body of an answer that has begun and is chunked, without the calls of ASGI's ``send``.

@@ -18,6 +18,7 @@ from hal_core.devices import (
     LONGEST_WRITE,
     AsyncStream,
     DeviceMemory,
+    Lease,
     Packed,
     RecordedEvent,
     cut_long_writes,
@@ -283,18 +284,17 @@ class CudaDevice(OnGpu):
     def hold_stream(self, stream: Stream) -> Iterator[None]:
         """Hold a stream in a ``with`` block, by a kernel that waits for a flag in pinned memory."""
         self.check_stream(stream)
-        own, block = self.own_stream(stream), self.blocks.take(4)
-        flag = block.buffer[:4].view("u4")
+        own, lease = self.own_stream(stream), Lease(self.blocks, self.blocks.take(4))
+        flag = lease.block.buffer[:4].view("u4")
         flag[0] = 0
-        self.kernels.hold.params["flag"] = block.address
-        self.kernels.hold.launch(1, 1, own.handle)
-        self._runtime.count("launches")
-        event = self.mark(own)
+        self.kernels.hold.params["flag"] = lease.block.address
         try:
+            self.kernels.hold.launch(1, 1, own.handle)
+            self._runtime.count("launches")
+            lease.event = self.mark(own)  # other streams may delay the kernel for longer than the block
             yield
         finally:
             flag[0] = 1
-            self.blocks.give_after(event, block)  # other streams may delay the kernel for longer
 
     def release(self, *, settled: bool) -> None:
         """Release the memory, except after the loss of a group: a collective on a stream may then wait forever, and

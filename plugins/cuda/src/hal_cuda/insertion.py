@@ -115,7 +115,7 @@ class Insertion:
         try:
             done = self._enter_batch(twin, tasks, (span.address, span.address, span.nbytes), stream, event)
         except BaseException:
-            device.staging.fence(span, device.mark(stream))  # part of the batch may be in flight
+            device.fence(span, stream)  # part of the batch may be in flight
             raise
         device.staging.fence(span, event) if done in (ENTERED, UPLOADED) else device.staging.drop(span)
         return done

@@ -199,14 +199,14 @@ class Comm:
         :class:`GroupLost` is raised, and the thread remains.
         """
         deadline, met = monotonic() + timeout, []
-        made, memory, stream = ctypes.c_void_p(), device.primitives.allocate(ID_BYTES), device.stream()
+        made, memory, stream = ctypes.c_void_p(), device.allocate(ID_BYTES), device.stream()
 
         def work() -> None:
             try:
                 with device.context.entered(), device.driver.during_captures():
                     self.library.init(made, ident, len(self.ranks), place)
                     self.handle = made.value or 0
-                    self.broadcast(memory, ID_BYTES, 0, stream.handle)
+                    self.broadcast(memory.address, ID_BYTES, 0, stream.handle)
             except Exception as error:  # noqa: BLE001 (raised by the caller)
                 met.append(error)
 
@@ -218,7 +218,7 @@ class Comm:
             why = f"{self.ranks}: {met[0]}"
             cure = "check NCCL's output with NCCL_DEBUG=INFO, and that each rank of the group has its own GPU"
             raise GroupLost(f"the group {why}", cure=cure, device="cuda", argument="group") from met[0]
-        if thread.is_alive() or not stream.record().wait(max(0.0, deadline - monotonic())):
+        if thread.is_alive() or not device.mark(stream).wait(max(0.0, deadline - monotonic())):
             if not thread.is_alive():
                 self.abort()
             raise GroupLost(
@@ -228,7 +228,6 @@ class Comm:
                 device="cuda",
                 argument="group",
             )
-        device.primitives.free(memory)
 
     def broadcast(self, address: int, nbytes: int, source: int, stream: int) -> None:
         """Queue one broadcast in place on a stream, from a rank's index in the group."""

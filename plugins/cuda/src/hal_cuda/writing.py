@@ -137,7 +137,7 @@ class Writer:
         try:
             self._put(data, span.address, span.nbytes, address, stream.raw, event.raw)
         except BaseException:
-            device.staging.fence(span, device.mark(stream))  # the copy may be in flight
+            device.fence(span, stream)  # the copy may be in flight
             raise
         device.staging.fence(span, event)
         device.last[stream.stream_key] = event

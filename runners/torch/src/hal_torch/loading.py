@@ -63,11 +63,11 @@ def load(
         with safe_open(path, framework="pt") as file:
             for name in (name for name in used if entries[name].path == path and name in weights.places):
                 placed = _placed(file, name, entries[name], device, shard)
-                finite[name] = torch.isfinite(placed).all()
-                weights.places[name].copy_(placed)
+                target = weights.places[name].copy_(placed)
+                finite[name] = torch.stack(target.aminmax()).isfinite().all()  # without a copy; NaN is in both
                 if name.endswith("o_proj.bias") and shard.index:
-                    weights.places[name].zero_()  # it is added once
-    _check_finite(finite, entries)
+                    target.zero_()  # it is added once
+    _check_finite(finite, entries, str(dtype).removeprefix("torch."))
     for name in (name for name in used if name in aliases):
         with safe_open(entries[name].path, framework="pt") as file:
             second = _placed(file, name, entries[name], device, shard).to(dtype)
@@ -86,12 +86,12 @@ def to_device(mapped: Tensor, device: torch.device) -> Tensor:
     return mapped.to(device)
 
 
-def _check_finite(finite: Mapping[str, Tensor], entries: Mapping[str, Entry]) -> None:
-    """Wait for the device once, and raise for the first tensor that has NaN or infinity."""
+def _check_finite(finite: Mapping[str, Tensor], entries: Mapping[str, Entry], dtype: str) -> None:
+    """Wait for the device once, and raise for the first tensor that has NaN or infinity in ``dtype``."""
     names = list(finite)
     for name, sound in zip(names, torch.stack([finite[name] for name in names]).tolist(), strict=True):
         if not sound:
-            raise not_finite(name, entries[name])
+            raise not_finite(name, entries[name], dtype)
 
 
 def _joined(name: str) -> tuple[str, int]:
