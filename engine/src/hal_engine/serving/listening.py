@@ -115,6 +115,8 @@ class Listening(uvicorn.Server):
             requests = f"{running} request{'s have' if running > 1 else ' has'}"
             say(f"hal: stopping: {requests} {drain.seconds:g} s (a second signal ends them now)")
         self._parts.readiness.stopping()
+        while self.servers:  # uvicorn waits for those that it knows: from Python 3.12 on, until their clients have gone
+            self.servers.pop().close()
         await super().shutdown(sockets)
         if self._socket is not None:  # from Python 3.13 on asyncio does so
             with contextlib.suppress(FileNotFoundError):
