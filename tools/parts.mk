@@ -9,8 +9,8 @@ SIM = HALSIM_MODE=$(1) HALSIM_STAGED=0 $(3)python -m pytest -q --no-header -p no
 	--hal-device=sim --hal-profile=$(2) --pyargs hal_conformance
 
 CONFORM := suite-jobs liars suite-kit suite-devices overlap kit-sim-lazy kit-cpu properties ray matrix
-NIGHTLY := mutants nightly-cpu nightly-sim-eager nightly-sim-worker nightly-sim-lazy kit-maca-over-sim kit-xpu-over-sim \
-	kit-xpu-over-cpu kit-cpu-older-paddle kit-sim-older-paddle vllm
+NIGHTLY := mutants tests-3.12 tests-3.13 nightly-cpu nightly-sim-eager nightly-sim-worker nightly-sim-lazy \
+	kit-maca-over-sim kit-xpu-over-sim kit-xpu-over-cpu kit-cpu-older-paddle kit-sim-older-paddle vllm
 PYTHONS := python-3.11 python-3.12 python-3.13
 CI := $(CONFORM) no-compiler older-cpus site vllm-bytes $(PYTHONS)
 
@@ -32,6 +32,7 @@ ray: ; $(PART) '$(PYTEST) -m conform tests/distributed/test_ray.py'
 matrix: ; $(PART) '$(BIN)python -m tests.matrix --pairwise'
 
 mutants: ; $(PART) 'make mutants'
+tests-3.12 tests-3.13: tests-%: ; $(PART) '$(BIN)python tools/pythons.py $* --tests'
 nightly-cpu: ; $(PART) '$(BIN)hal conform cpu --profile nightly'
 nightly-sim-eager: ; $(PART) '$(call SIM,0,nightly,$(BIN))'
 nightly-sim-worker: ; $(PART) '$(call SIM,1,nightly,$(BIN))'
@@ -42,7 +43,7 @@ kit-xpu-over-cpu: ; $(PART) 'HAL_XPU_PLACE=cpu $(BIN)hal conform xpu --profile d
 kit-cpu-older-paddle: ; $(PART) '.venv-older/bin/hal conform cpu --profile default'
 kit-sim-older-paddle: ; $(PART) '$(call SIM,2,default,.venv-older/bin/)'
 # The environment is made by the part (3.4 GB).
-vllm: ; $(PART) 'HAL_VLLM_COUNT=1000 make vllm'
+vllm: ; $(PART) 'HAL_VLLM_COUNT=1000 make vllm ARGS="-o faulthandler_timeout=7200"'
 
 no-compiler: ; $(PART) '$(BIN)python tools/no_compiler.py'
 older-cpus: ; $(PART) '$(BIN)python tools/older_cpu.py'

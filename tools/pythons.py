@@ -3,8 +3,9 @@
     python tools/pythons.py 3.13
 
 Makes `.venv-3.13` if it is missing, installs into it as the README says, and runs there `hal run`, `hal devices`,
-`hal doctor`, `hal serve` with one request, `hal conform cpu --only G8`, and the README's Python. The exit status is 1
-if one of them fails, and 77 if this machine has no such Python.
+`hal doctor`, `hal serve` with one request, `hal conform cpu --only G8`, and the README's Python. With `--tests` it runs
+`make test` instead, in a clone below `build`. The exit status is 1 if one of them fails, and 77 if this machine has no
+such Python.
 """
 
 from __future__ import annotations
@@ -126,12 +127,23 @@ def wait_until_loaded(url: str, process: subprocess.Popen[str]) -> None:
     raise SystemExit("hal serve has not loaded its model")
 
 
-def main(version: str) -> int:
+def run_tests(version: str, python: Path) -> int:
+    """Run `make test` in a clone that has an environment of this version; return the exit status."""
+    clone = ROOT / "build" / f"python-{version}"
+    if clone.exists():
+        shutil.rmtree(clone)
+    subprocess.run(["git", "clone", "-q", ROOT, clone], check=True)
+    return subprocess.run(["make", "test", f"PYTHON={python}"], cwd=clone, check=False).returncode
+
+
+def main(version: str, tests: str = "") -> int:
     """Check one version; the exit status."""
     python = find_python(version)
     if python is None:
         print(f"Python {version} was not found, on PATH or beside {sys.base_prefix}")
         return 77
+    if tests == "--tests":
+        return run_tests(version, python)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert examples
     with tempfile.TemporaryDirectory(
