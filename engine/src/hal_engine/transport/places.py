@@ -75,6 +75,10 @@ class Door:
                     self._path.unlink()
         self._sock.close()
 
+    def leave_to_parent(self) -> None:
+        """Close the descriptor alone, in a forked child."""
+        self._sock.close()
+
 
 def listen(url: str, path: Path | None, backlog: int) -> Door:
     """Listen at a well-formed address; ``path``: of its socket, None over tcp. Raises :class:`InvalidValue` for one
