@@ -8,6 +8,8 @@ import pytest
 from hal_core.errors import InvalidValue, SinkFull
 from hal_core.slots.fields import FinishReason
 from hal_engine.reading import SessionEnded, SessionLost, SessionStarted
+from hal_engine.reading.session import Session
+from hal_engine.timeouts import TIMEOUTS
 
 from .conftest import close_in_thread
 
@@ -50,6 +52,17 @@ def test_explicit_acknowledgement_is_what_makes_room(opened, output, steps):
         sink.put(third)
     assert third.done.wait(10)
     assert steps(reader, 1) == [2]
+
+
+def test_a_reader_that_is_never_idle_acknowledges_every_session(opened, output, monkeypatch):
+    """A window may be full by its bytes after a few frames, all of which were read."""
+    monkeypatch.setattr(TIMEOUTS, "pause", 1e-9)
+    sink, reader = opened.sink(), opened.reader()
+    sink.put(output(0))
+    frame, receiver = reader.read(10), reader._receiver
+    receiver.ready.append((Session(5, now=0.0, after=0), frame))
+    assert reader.read(10) is frame
+    assert receiver.sessions[sink.session].acknowledged == 1
 
 
 def test_reading_times_out_and_a_closed_reader_can_be_closed_again(opened):

@@ -56,7 +56,7 @@ class OutputReader:
         curve: CurveKeys | None = None,
     ) -> None:
         cursors = _cursors(after)
-        self._acknowledge = TIMEOUTS.pause
+        self._acknowledge, self._due = TIMEOUTS.pause, 0.0  # seconds from one acknowledgement of all to the next
         for name, seconds in (("timeout", timeout), ("lost_after", lost_after), ("grace", grace)):
             if not (seconds is None and name == "timeout"):
                 _check_seconds(seconds, name)
@@ -182,8 +182,12 @@ class OutputReader:
     def _next_ready(self) -> Frame | None:
         """Return the next available frame; report the events before it."""
         last = self._last
-        if last is not None and self._auto_ack and last.read - last.acknowledged >= last.acknowledge_every:
-            self._receiver.acknowledge(last, last.read)
+        if last is not None and self._auto_ack:
+            if (now := time.monotonic()) >= self._due:  # a window may be full, while other sessions keep this one busy
+                self._due = now + self._acknowledge
+                self._acknowledge_read(at_least=1)
+            elif last.read - last.acknowledged >= last.acknowledge_every:
+                self._receiver.acknowledge(last, last.read)
         ready = self._receiver.ready
         while ready:
             item = ready.popleft()
