@@ -16,6 +16,7 @@ class Session:
     """A sink's lifetime from the reader's view. Times are monotonic seconds.
 
     - ``channel``: its connection; None while it has none. ``broken``: when the last one ended, None while there is one.
+    - ``overdue``: since when its time is over, 0.0 while it is not.
     - ``expected``: the next frame, None before its first message. ``read``: the last one that the caller has.
     """
 
@@ -24,6 +25,7 @@ class Session:
         self.channel: Channel | None = None
         self.heard = now
         self.broken: float | None = None
+        self.overdue = 0.0
         self.expected = None if after is None else after + 1
         self.read = self.acknowledged = after or 0
         self.acknowledge_every = 1
