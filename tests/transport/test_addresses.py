@@ -203,7 +203,7 @@ def test_what_are_no_seconds_is_refused_at_opening(url, name, value):
         OutputReader(url, **{name: value})
 
 
-@pytest.mark.parametrize("after", [3, "x", (1,), (1, -1), {0: 1}, {"a": 1}])
+@pytest.mark.parametrize("after", [3, "x", (1,), (1, -1), (1, 2.0), {0: 1}, {"a": 1}])
 def test_what_is_no_cursor_is_refused(url, after):
     with pytest.raises(InvalidValue, match="not a \\(session, sequence\\)"):
         OutputReader(url, after=after)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 
+import numpy as np
 import pytest
 from hal_core.errors import InvalidValue, SinkFull
 from hal_core.slots.fields import FinishReason
@@ -46,7 +47,9 @@ def test_explicit_acknowledgement_is_what_makes_room(opened, output, steps):
     assert sink.counters()["unacknowledged"] == 2
     with pytest.raises(InvalidValue, match="3 was not read yet"):
         reader.acknowledge(sink.session, 3)
-    reader.acknowledge()
+    with pytest.raises(TypeError):  # no sink would take it
+        reader.acknowledge(sink.session, 2.0)
+    reader.acknowledge(sink.session, np.int64(2))
     third = output(2)
     with contextlib.suppress(SinkFull):  # the acknowledgement may still be on its way
         sink.put(third)

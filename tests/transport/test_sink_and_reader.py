@@ -73,7 +73,7 @@ def test_g19_a_reader_that_starts_again_goes_on_after_its_cursor(opened, output,
     with opened.reader(auto_ack=False) as reader:
         assert steps(reader, 8) == list(range(1, 9))
         reader.acknowledge(sequence=3)
-        cursor = (sink.session, 5)
+        cursor = (sink.session, np.int64(5))
     sink.put(output(11))
     with opened.reader(after=cursor) as reader:
         assert steps(reader, 6) == [6, 7, 8, 9, 10, 11]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -129,11 +130,12 @@ class OutputReader:
     def acknowledge(self, session: int | None = None, sequence: int | None = None) -> None:
         """Mark records as processed: all returned ones, those of one session, or those up to a sequence.
 
-        Raises InvalidValue for a sequence that was not returned. An ended session needs no acknowledgement.
+        Raises InvalidValue for a sequence that was not returned, TypeError for no whole number. An ended session needs
+        no acknowledgement.
         """
         for number, known in self._receiver.sessions.items():
             if session in (None, number):
-                upto = known.read if sequence is None else sequence
+                upto = known.read if sequence is None else index(sequence)
                 if upto > known.read:
                     raise InvalidValue(f"{upto} was not read yet", cure=f"at most {known.read}", argument="sequence")
                 self._receiver.acknowledge(known, upto)
@@ -232,7 +234,8 @@ class OutputReader:
 def _cursors(after: tuple[int, int] | Mapping[int, int] | None) -> dict[int, int]:
     """Return ``after`` as session -> sequence."""
     try:
-        cursors = dict([after]) if isinstance(after, tuple) else dict(after or {})
+        given = dict([after]) if isinstance(after, tuple) else dict(after or {})
+        cursors = {index(session): index(sequence) for session, sequence in given.items()}  # NumPy's too
         sound = all(0 < session < 1 << 64 and 0 <= sequence < 1 << 63 for session, sequence in cursors.items())
     except (TypeError, ValueError):
         sound = False
