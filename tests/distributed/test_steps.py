@@ -44,7 +44,8 @@ def task_orders(draw):
     return TaskOrder(kind, numbers[0], name, request, *numbers[1:], draw(tokens), draw(counts), draw(ids), draw(tokens))
 
 
-orders = st.builds(StepOrder, counts, st.integers(1, 2**63 - 1), st.lists(task_orders(), max_size=4).map(tuple))
+steps = st.integers(1, 2**63 - 1)
+orders = st.builds(StepOrder, counts, steps, st.lists(task_orders(), max_size=4).map(tuple), steps)
 
 
 @given(orders)

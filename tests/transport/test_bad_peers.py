@@ -284,6 +284,38 @@ def test_g19_a_loss_at_the_last_session_end_is_reported_first(by_hand, heard):
     assert not heard or [type(event) for event in events] == [SessionStarted, SessionEnded, SessionLost]
 
 
+@pytest.mark.parametrize("silent", [True, False])
+def test_g19_a_session_that_comes_again_while_its_reader_is_away_is_not_lost(by_hand, silent):
+    reader, events, sender, _ = by_hand
+    assert sender.connect(reader) == 0
+    sender.channel.close()
+    session = reader._receiver.sessions[SESSION]
+    while session.channel is not None:
+        assert reader.read(0) is None
+    if silent:  # as for a reader with a cursor that begins to read late
+        session.broken = None
+        session.heard -= 2 * TIMEOUTS.lost_after
+    else:
+        session.broken -= 2 * TIMEOUTS.grace
+    assert sender.connect(reader) == 0
+    assert [type(event) for event in events] == [SessionStarted]
+
+
+def test_a_stranger_delays_a_loss_for_the_time_of_a_greeting(by_hand, monkeypatch):
+    reader, events, sender, _ = by_hand
+    assert sender.connect(reader) == 0
+    sender.channel.close()
+    while (session := reader._receiver.sessions[SESSION]).channel is not None:
+        assert reader.read(0) is None
+    session.broken -= 2 * TIMEOUTS.grace
+    with contextlib.closing(connect(reader.url, "records")):
+        assert reader.read(0) is None
+        assert [type(event) for event in events] == [SessionStarted]
+        monkeypatch.setattr(TIMEOUTS, "greeting", 0.0)
+        assert reader.read(0) is None
+    assert [type(event) for event in events] == [SessionStarted, SessionLost]
+
+
 def test_a_cursor_of_a_session_that_never_comes_back_is_a_lost_session(opened):
     with pytest.raises(SessionLost, match="after frame 12") as caught:
         opened.reader(after=(SESSION, 12), lost_after=0.1).read(10)

@@ -3,10 +3,13 @@
 import select
 import time
 
+from hal_core import MemorySink
+from hal_engine.distributed.control_channel import ControlEnd
+from hal_engine.distributed.record_sink import RecordSink
 from hal_engine.reading import OutputReader
 from hal_engine.timeouts import TIMEOUTS
 from hal_engine.transport import open_sink
-from hal_engine.transport.channel import connect
+from hal_engine.transport.channel import Channel, connect
 from hal_engine.transport.delivery import Delivery
 
 
@@ -17,6 +20,16 @@ def test_a_sink_without_records_ends_its_session_at_a_silent_reader():
         assert select.select(reader.sockets, [], [], 30.0)[0], "no greeting came"
         sink.close(30.0)
         assert reader.read(30.0) is None
+
+
+def test_a_sink_may_be_closed_without_a_limit(opened, output):
+    """Locks take no infinite wait: the error left a sink that was closed, and named no output that was lost."""
+    memory, ends = MemorySink(threaded=True), Channel.pair()
+    memory.put(output(0))
+    for sink in (memory, opened.sink(), RecordSink(ControlEnd(ends[0]))):
+        sink.close(float("inf"))
+    for end in ends:
+        end.close()
 
 
 def test_a_sinks_thread_parts_in_less_time_than_its_close_waits_for_it(monkeypatch):

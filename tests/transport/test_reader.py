@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 import threading
 
+import numpy as np
 import pytest
 from hal_core.errors import InvalidValue, SinkFull
 from hal_core.slots.fields import FinishReason
 from hal_engine.reading import SessionEnded, SessionLost, SessionStarted
+from hal_engine.reading.session import Session
+from hal_engine.timeouts import TIMEOUTS
 
 from .conftest import close_in_thread
 
@@ -44,12 +47,25 @@ def test_explicit_acknowledgement_is_what_makes_room(opened, output, steps):
     assert sink.counters()["unacknowledged"] == 2
     with pytest.raises(InvalidValue, match="3 was not read yet"):
         reader.acknowledge(sink.session, 3)
-    reader.acknowledge()
+    with pytest.raises(TypeError):  # no sink would take it
+        reader.acknowledge(sink.session, 2.0)
+    reader.acknowledge(sink.session, np.int64(2))
     third = output(2)
     with contextlib.suppress(SinkFull):  # the acknowledgement may still be on its way
         sink.put(third)
     assert third.done.wait(10)
     assert steps(reader, 1) == [2]
+
+
+def test_a_reader_that_is_never_idle_acknowledges_every_session(opened, output, monkeypatch):
+    """A window may be full by its bytes after a few frames, all of which were read."""
+    monkeypatch.setattr(TIMEOUTS, "pause", 1e-9)
+    sink, reader = opened.sink(), opened.reader()
+    sink.put(output(0))
+    frame, receiver = reader.read(10), reader._receiver
+    receiver.ready.append((Session(5, now=0.0, after=0), frame))
+    assert reader.read(10) is frame
+    assert receiver.sessions[sink.session].acknowledged == 1
 
 
 def test_reading_times_out_and_a_closed_reader_can_be_closed_again(opened):

@@ -1,5 +1,6 @@
 """The transport with frames: no record is lost or repeated, no wait is endless, and failures are named."""
 
+import gc
 import os
 import random
 import threading
@@ -72,7 +73,7 @@ def test_g19_a_reader_that_starts_again_goes_on_after_its_cursor(opened, output,
     with opened.reader(auto_ack=False) as reader:
         assert steps(reader, 8) == list(range(1, 9))
         reader.acknowledge(sequence=3)
-        cursor = (sink.session, 5)
+        cursor = (sink.session, np.int64(5))
     sink.put(output(11))
     with opened.reader(after=cursor) as reader:
         assert steps(reader, 6) == [6, 7, 8, 9, 10, 11]
@@ -236,6 +237,26 @@ def test_a_closed_sink_and_one_of_a_forked_child_take_nothing(opened, output):
     sink.close(1)
     with pytest.raises(SinkClosed, match="is closed"):
         sink.put(output(0))
+
+
+def test_a_forked_child_closes_a_readers_descriptors_once(url):
+    """Files that get the numbers then stay open, whatever becomes of the reader there, and in the child's children."""
+    reader = OutputReader(url)
+    child = os.fork()
+    if child == 0:
+        files = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+        grandchild = os.fork()
+        if grandchild:
+            del reader
+            gc.collect()
+        try:
+            for file in files:
+                os.fstat(file)
+        except OSError:
+            os._exit(1)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) if grandchild else 0)
+    reader.close()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_session_that_falls_silent_is_lost_once_and_then_refused(opened, output, steps):

@@ -1,5 +1,7 @@
 """The window of unacknowledged frames against a list, and the sessions' decisions."""
 
+import numpy as np
+from hal_core import FinishReason, OutputRecord
 from hal_core.frames.envelope import FrameKind, seal
 from hal_engine.reading import Gap, SessionStarted
 from hal_engine.reading.session import Session
@@ -61,3 +63,25 @@ def test_a_connection_repairs_what_the_end_of_the_former_one_broke():
     assert (session.channel, session.broken) == (None, 7.0)
     session.begin(hello(1), "a channel")
     assert session.broken is None
+
+
+def test_an_ended_request_stays_ended_until_another_has_its_name():
+    """Its row may stay for a step, without a token, while other requests enter."""
+    session, names = Session(9, now=0.0), ("a", "b")
+
+    def taken(names, counts, finish):
+        record = record_of(names, np.array(counts, np.int32), np.array(finish, np.uint8))
+        session.take(1, record)
+        return list(session.requests)
+
+    assert taken(names, [1, 1], [FinishReason.STOP, FinishReason.STOP]) == []
+    assert taken(("a", "b", "c"), [0, 0, 1], [0, 0, 0]) == ["c"]
+    assert taken(("b", "c"), [1, 1], [0, 0]) == ["c", "b"]
+    assert taken(("b", "c", "a"), [1, 1, 0], [0, 0, 0]) == ["c", "b", "a"]
+
+
+def record_of(names, counts, finish):
+    """A record with these rows; each token is 0."""
+    count, total = len(names), int(counts.sum())
+    rest = np.zeros(count, np.int64), counts, np.zeros(total, np.int64), np.zeros(count, np.bool_)
+    return OutputRecord(0, names, np.minimum(counts, 1).astype(np.uint8), finish, *rest)

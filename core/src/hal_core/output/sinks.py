@@ -175,7 +175,7 @@ class MemorySink:
         if self._thread is None or self._thread.ident is None:
             return
         self._queue.put(None)
-        self._thread.join(timeout)
+        self._thread.join(min(timeout, threading.TIMEOUT_MAX))
         with self._lock:
             self._given_up = True
             late = tuple(self._left)

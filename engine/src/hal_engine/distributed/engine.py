@@ -16,7 +16,7 @@ from hal_engine.engine.front import Queue
 from hal_engine.engine.roles import DecodeScheduler, PrefillScheduler
 from hal_engine.stepping.runner import Supported
 
-from .split import Bounds, Migration
+from .split import Migration
 from .worker import RankWorker
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ def engine_of_ranks(
     *,
     on_record: Callable[[OutputRecord], object] = lambda record: None,
     note: Callable[[str], object] = lambda text: None,
-    bounds: Bounds | None = None,
     clock: Callable[[], float] = time.monotonic,
     wait: Wait = wait_for,
 ) -> Engine:
@@ -45,7 +44,7 @@ def engine_of_ranks(
 
     - ``start``: begins to start the ranks of a worker; ``Setup.number`` counts workers, prefill workers first.
     - ``setup``: the model's vocabulary is that of its sizes; a smaller one of the ranks' runner takes precedence.
-    - ``bounds``, ``clock``: of a split, its timeouts and its clock.
+    - ``clock``: of a split.
     """
     split, layout = setup.split, lay_out(setup.sizes)
     vocabularies = {setup.sizes.vocab_size or 1}  # and of the runner of each worker that is up
@@ -79,5 +78,5 @@ def engine_of_ranks(
     front: Any = Queue
     if split is not None:
         check = scheduler(Scheduler).check
-        front = partial(Migration, check=check, drafts=not setup.rejection, bounds=bounds, clock=clock)
+        front = partial(Migration, check=check, drafts=not setup.rejection, clock=clock)
     return Engine(workers, front=front, restarts=setup.restart, on_record=on_record, note=note, wait=wait)

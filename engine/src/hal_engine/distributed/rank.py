@@ -90,7 +90,7 @@ def serve(
 
 
 def versions() -> dict[str, str]:
-    """Digest of hal's code, which must be equal on all hosts."""
+    """Return the versions of hal's distributions, which must be equal on all hosts."""
     found = {}
     for name in ("paddle-hal-engine", "paddle-hal", "paddle-hal-core"):
         with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree on the path

@@ -57,7 +57,6 @@ class RankExecutor:
         keys: CurveKeys | None = None,
         look: Callable[[], None] = lambda: None,
         starting: float | None = None,
-        step: float | None = None,
         name_of: Callable[[int], str] = str,
         key_of: Callable[[int], str] = lambda rank: "",
     ) -> None:
@@ -65,16 +64,15 @@ class RankExecutor:
 
         ``url``: a tcp address to listen on, with ``keys``; by default a private ipc address of this host. ``look`` is
         called from time to time while ranks start; what it raises ends the start. ``starting``: seconds until all ranks
-        must be up; a rank whose connection closes earlier is lost at once. ``step``: most seconds of a step. The
-        defaults of both are those of :mod:`hal_engine.timeouts`. ``name_of``: name of a rank in the error of a loss.
-        ``key_of``: a rank's public key, "" for another number; with ``keys``.
+        must be up (``TIMEOUTS.starting``); a rank whose connection closes earlier is lost at once. ``name_of``: name of
+        a rank in the error of a loss. ``key_of``: a rank's public key, "" for another number; with ``keys``.
         Raises :class:`InvalidValue`, the same on every rank, for errors of the user's, and :class:`RankLost` if ranks
         do not come up or fail for another reason.
         """
         self.layout, self._starter, self._look = RankLayout(setup.tp, setup.dp), starter, look
         self._name_of = name_of
         self._starting = TIMEOUTS.starting if starting is None else starting
-        self._clock = StepClock(self.layout.dp, TIMEOUTS.step if step is None else step)
+        self._clock = StepClock(self.layout.dp, TIMEOUTS.step)
         self._numbers, self._taken = [0] * self.layout.dp, [0] * self.layout.dp  # of each group's steps
         self._failed, self._records = list[Failed](), deque[tuple[int, OutputRecord]]()
         self._raised = dict[int, Raised]()  # by rank, until it is answered

@@ -48,7 +48,7 @@ class RecordSink(QueuedSink):
         if not self._begin_close():
             return
         backlog = self._backlog()
-        self._thread.join(timeout)
+        self._thread.join(min(timeout, threading.TIMEOUT_MAX))
         with self._room:
             self._stop = True
             names: Deliveries = self._in_hand_names()

@@ -30,6 +30,7 @@ from hal_engine.transport.channel import Buffer
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Id = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
+_MOST_STEPS = (1 << 63) - 1
 _IDS = np.dtype("<i4")
 
 
@@ -55,9 +56,9 @@ class _Task(msgspec.Struct, omit_defaults=True, gc=False):
 
 class _Body(msgspec.Struct, gc=False):
     group: Count
-    number: Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
+    number: Annotated[int, msgspec.Meta(ge=1, le=_MOST_STEPS)]
     tasks: list[_Task]
-    taken: Count = 0
+    taken: Annotated[int, msgspec.Meta(ge=0, le=_MOST_STEPS)] = 0
 
 
 def _plain(value: object) -> object:

@@ -57,7 +57,7 @@ class OutputReader:
         curve: CurveKeys | None = None,
     ) -> None:
         cursors = _cursors(after)
-        self._acknowledge = TIMEOUTS.pause
+        self._acknowledge, self._due = TIMEOUTS.pause, 0.0  # seconds from one acknowledgement of all to the next
         for name, seconds in (("timeout", timeout), ("lost_after", lost_after), ("grace", grace)):
             if not (seconds is None and name == "timeout"):
                 _check_seconds(seconds, name)
@@ -130,11 +130,12 @@ class OutputReader:
     def acknowledge(self, session: int | None = None, sequence: int | None = None) -> None:
         """Mark records as processed: all returned ones, those of one session, or those up to a sequence.
 
-        Raises InvalidValue for a sequence that was not returned. An ended session needs no acknowledgement.
+        Raises InvalidValue for a sequence that was not returned, TypeError for no whole number. An ended session needs
+        no acknowledgement.
         """
         for number, known in self._receiver.sessions.items():
             if session in (None, number):
-                upto = known.read if sequence is None else sequence
+                upto = known.read if sequence is None else index(sequence)
                 if upto > known.read:
                     raise InvalidValue(f"{upto} was not read yet", cure=f"at most {known.read}", argument="sequence")
                 self._receiver.acknowledge(known, upto)
@@ -183,8 +184,12 @@ class OutputReader:
     def _next_ready(self) -> Frame | None:
         """Return the next available frame; report the events before it."""
         last = self._last
-        if last is not None and self._auto_ack and last.read - last.acknowledged >= last.acknowledge_every:
-            self._receiver.acknowledge(last, last.read)
+        if last is not None and self._auto_ack:
+            if (now := time.monotonic()) >= self._due:  # a window may be full, while other sessions keep this one busy
+                self._due = now + self._acknowledge
+                self._acknowledge_read(at_least=1)
+            elif last.read - last.acknowledged >= last.acknowledge_every:
+                self._receiver.acknowledge(last, last.read)
         ready = self._receiver.ready
         while ready:
             item = ready.popleft()

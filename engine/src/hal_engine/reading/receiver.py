@@ -177,18 +177,20 @@ class Receiver:
             session.breaks(time.monotonic())
 
     def _look_for_losses(self) -> None:
-        """Declare sessions lost whose time is over. All that had come was received before."""
+        """Declare sessions lost whose time is over. All that had come was received before. If connections are among it
+        whose first message has not come, one may be the session's: it came while this reader was away."""
         now = time.monotonic()
-        for session in list(self.sessions.values()):
-            if session.channel is not None:
-                session.heard = session.channel.heard
-            if session.broken is not None and now - session.broken > self._grace:
-                self._lose(session, "its connection broke")
-            elif now - session.heard > self._lost_after:
-                self._lose(session, "it fell silent")
         self._new = {one: self._new.get(one, now) for one in self.hub.channels if one not in self._of}
         for channel in [one for one, since in self._new.items() if now - since > TIMEOUTS.greeting]:
             self.hub.drop(channel)
+        for session in list(self.sessions.values()):
+            if session.channel is not None:
+                session.heard = session.channel.heard
+            why = "its connection broke" if session.broken is not None and now - session.broken > self._grace else ""
+            why = why or ("it fell silent" if now - session.heard > self._lost_after else "")
+            session.overdue = (session.overdue or now) if why else 0.0
+            if why and (not self._new or now - session.overdue > TIMEOUTS.greeting):
+                self._lose(session, why)
 
     def _lose_predecessors(self, session: Session) -> None:
         """Lose a restarted worker's previous session, which will not come back."""

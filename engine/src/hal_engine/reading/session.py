@@ -16,6 +16,7 @@ class Session:
     """A sink's lifetime from the reader's view. Times are monotonic seconds.
 
     - ``channel``: its connection; None while it has none. ``broken``: when the last one ended, None while there is one.
+    - ``overdue``: since when its time is over, 0.0 while it is not.
     - ``expected``: the next frame, None before its first message. ``read``: the last one that the caller has.
     """
 
@@ -24,11 +25,13 @@ class Session:
         self.channel: Channel | None = None
         self.heard = now
         self.broken: float | None = None
+        self.overdue = 0.0
         self.expected = None if after is None else after + 1
         self.read = self.acknowledged = after or 0
         self.acknowledge_every = 1
         self.requests: dict[str, None] = {}  # unfinished, in the order of their appearance
         self._last_ids: tuple[str, ...] = ()
+        self._ended: set[str] = set()  # of these, whose rows may stay for steps that were launched before the end
         self._unreadable = 0
 
     @property
@@ -59,10 +62,17 @@ class Session:
         self.expected = sequence + 1
         if record.request_ids is not self._last_ids:  # the same tuple from step to step while the batch does not change
             self._last_ids = record.request_ids
-            self.requests |= dict.fromkeys(record.request_ids)
+            self._ended.intersection_update(record.request_ids)
+            self.requests |= dict.fromkeys(name for name in record.request_ids if name not in self._ended)
+        if self._ended:
+            again = self._ended.intersection(record.request_ids[row] for row in record.counts.nonzero()[0].tolist())
+            self._ended -= again  # with a token, so that another request has the name
+            self.requests |= dict.fromkeys(again)
         if record.finish.tobytes().strip(b"\0"):
-            for row in record.finish.nonzero()[0].tolist():
-                self.requests.pop(record.request_ids[row], None)
+            ended = [record.request_ids[row] for row in record.finish.nonzero()[0].tolist()]
+            self._ended.update(ended)
+            for name in ended:
+                self.requests.pop(name, None)
 
     def unreadable(self, sequence: int, why: str) -> Gap | None:
         """Handle an unreadable expected frame: give it up the second time, else it comes again on a new connection."""

@@ -73,7 +73,7 @@ class AcknowledgedSink(QueuedSink):
         backlog = self._backlog()
         if not self._begin_close():
             return
-        self._thread.join(timeout)
+        self._thread.join(min(timeout, threading.TIMEOUT_MAX))
         if self._thread.is_alive():
             self._stop = True
             self._wake_thread()

@@ -318,6 +318,10 @@ class Channel:
         self._stop(CLOSED)
         self._sock.close()
 
+    def leave_to_parent(self) -> None:
+        """Close the descriptor alone, in a forked child: a thread of the parent may have held the lock."""
+        self._sock.close()
+
     def _stop(self, why: str) -> None:
         self.ended = self.ended or why
         self._send_no_more()

@@ -155,10 +155,12 @@ class Hub:
                 self.drop(next(iter(self._strangers)))
 
     def leave_to_parent(self) -> None:
-        """In a forked child, close the descriptors, so that they end with the parent and not with its children."""
-        for number in (self._door.fileno(), self._epoll.fileno(), *self._channels):
-            with contextlib.suppress(OSError):
-                os.close(number)
+        """In a forked child, close the descriptors, so that they end with the parent and not with its children. Each by
+        its object, which closes a number only once: the child may soon use it for another file."""
+        self._epoll.close()
+        self._door.leave_to_parent()
+        for channel in self.channels:
+            channel.leave_to_parent()
 
 
 def _leave_to_parent() -> None:

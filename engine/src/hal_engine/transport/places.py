@@ -34,9 +34,9 @@ _REFUSED = {
 }
 
 
-def open_exactly(path: Path, flags: int = 0) -> int:
+def open_exactly(path: Path) -> int:
     """Open the file for reading and writing, for this user only whatever the umask. Create it if it is missing."""
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, _MODE)
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE)
     try:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != _MODE:
             os.fchmod(descriptor, _MODE)
@@ -73,6 +73,10 @@ class Door:
             with contextlib.suppress(OSError), _locked(self._path.parent):  # gone, or another process has replaced it
                 if _identity(self._path) == self._identity:
                     self._path.unlink()
+        self._sock.close()
+
+    def leave_to_parent(self) -> None:
+        """Close the descriptor alone, in a forked child."""
         self._sock.close()
 
 

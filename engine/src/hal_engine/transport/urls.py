@@ -179,8 +179,8 @@ def adopt_ipc(url: str) -> None:
         _locks[lock.parent] = descriptor
 
 
-def release_ipc(url: str, *, folder: bool = True) -> None:
-    """Remove the socket and, with ``folder``, its folder if it is a private one of this process. Idempotent.
+def release_ipc(url: str) -> None:
+    """Remove the socket, and its folder if it is a private one of this process. Idempotent.
 
     The socket is removed only if this process created it or nobody listens on it; with its folder always. Never a file.
     """
@@ -188,8 +188,7 @@ def release_ipc(url: str, *, folder: bool = True) -> None:
     if path is None:
         return
     remove_left(path)
-    if folder:
-        release_folder(url)
+    release_folder(url)
 
 
 def release_folder(url: str) -> None:

@@ -37,19 +37,15 @@ class Window:
         self._waiting.append(frame)
         self.nbytes += len(frame)
 
-    def acknowledge(self, sequence: int) -> int:
-        """Drop everything up to ``sequence`` and return the number of frames dropped. Ignores numbers that were never
-        used."""
+    def acknowledge(self, sequence: int) -> None:
+        """Drop everything up to ``sequence``. Ignores numbers that were never used."""
         frames = self._frames
-        count = min(sequence, self.next - 1) - self.first + 1
-        if count <= 0:
-            return 0
+        count = max(0, min(sequence, self.next - 1) - self.first + 1)
         for _ in range(count):
             self.nbytes -= len(frames.popleft())
         while len(self._waiting) > len(frames):
             self._waiting.popleft()
         self.first += count
-        return count
 
     def rewind(self, after: int) -> None:
         """Send everything after ``after`` that is still held again."""

@@ -136,7 +136,7 @@ class SysvSink(QueuedSink):
         end = time.monotonic() + timeout
         if not self._begin_close():
             return
-        self._thread.join(timeout)
+        self._thread.join(min(timeout, threading.TIMEOUT_MAX))
         while not self._thread.is_alive() and self._count_unread() and (left := end - time.monotonic()) > 0:
             time.sleep(min(left, TIMEOUTS.poll_most))
         with self._room:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .migration import Bounds, Migration
+from .migration import Migration
 
-__all__ = ["Bounds", "Migration"]
+__all__ = ["Migration"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hal_core import FinishReason, HalError, OutputRecord, Request, SplitRole
@@ -35,15 +34,6 @@ MOST_FAILURES = 8
 """Offers of a request that decode workers may refuse before it ends with an error."""
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Timeouts in seconds. ``move``: the answer to an offer, and the arrival of sealed blocks. ``hold``: from a
-    request's first token to a decode worker with room; after it the request is computed again."""
-
-    move: float = field(default_factory=lambda: TIMEOUTS.hold)
-    hold: float = field(default_factory=lambda: TIMEOUTS.hold)
-
-
 class Migration:
     """All requests of an engine and their states. One thread uses it.
 
@@ -59,13 +49,12 @@ class Migration:
         *,
         check: Callable[[Request], object],
         drafts: bool = True,
-        bounds: Bounds | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._workers, self._check, self._with_drafts = workers, check, drafts
         self.split_requests: dict[str, SplitRequest] = {}
         self.front: list[SplitRequest] = []
-        self._clock, self._bounds, self._end = clock, bounds or Bounds(), end
+        self._clock, self._end = clock, end
         self._arrivals = self._attempts = 0
         self._last_loss = "none came up"
 
@@ -258,17 +247,17 @@ class Migration:
         self._wait(split_request)
 
     def _expire(self) -> None:
-        """Expire attempts that have waited for too long."""
-        now, bounds = self._clock(), self._bounds
+        """Expire attempts that have waited for too long: for an answer, for sealed blocks, or for a decode worker."""
+        now, most = self._clock(), TIMEOUTS.hold
         for split_request in list(self.split_requests.values()):
             waited = now - split_request.since
             slow = split_request.state in (State.OFFERED, State.HELD_OFFERED, State.HELD_MOVING)
-            if slow and waited > bounds.move:
+            if slow and waited > most:
                 assert split_request.decode is not None
-                split_request.why = f"{split_request.decode.name} did not answer within {bounds.move:g} s"
+                split_request.why = f"{split_request.decode.name} did not answer within {most:g} s"
                 split_request.failed += 1
                 self._lose_offer(split_request)
-            elif split_request.state is State.HELD and now - split_request.held_since > bounds.hold:
+            elif split_request.state is State.HELD and now - split_request.held_since > most:
                 self._let_go(split_request)
                 split_request.careful = True
                 self._to_front(split_request, Event.GIVEN_UP, split_request.output)
