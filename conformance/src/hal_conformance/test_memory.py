@@ -238,11 +238,8 @@ def states(fixture: World) -> None:
 
 def waits_that_time_out(fixture: World) -> None:
     """Wait often for a ticket that is not done, and then for its end."""
-    stream = fixture.device.stream()
-    with fixture.kit.held(stream, "a ticket that is waited for"):
-        fixture.stream, former = stream, fixture.stream
+    with fixture.kit.held(fixture.stream, "a ticket that is waited for"):
         ticket = hook_calls.scalar(fixture)
-        fixture.stream = former
         for _ in range(40):
             if not ticket.done():
                 assert_raises(TicketTimeout, lambda: ticket.wait(0), "a wait of no time for what is held")
