@@ -57,6 +57,20 @@ def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
 
 
 @guarantee(26)
+def test_g26_closing_the_device_that_was_opened_first_leaves_the_others(kit: Kit) -> None:
+    """What a process has once, its first opened device may have made."""
+    first, what = kit.bound, "the device that was opened first was closed"
+    younger = another(kit)
+    fixture = hook_calls.working(younger)
+    assert_no_error(first.close, "closing the device that was opened first")
+    kit.renew()
+    for call, act in hook_calls.CALLS.items():
+        hook_calls.make(act, fixture, f"{call}, after {what}")
+    fixture.check(f"it kept working after {what}")
+    younger.renew()
+
+
+@guarantee(26)
 @pytest.mark.parametrize("hook", HOOKS)
 def test_g26_a_closed_device_refuses_each_call_and_closes_again_silently(kit: Kit, hook: str) -> None:
     one = another(kit)

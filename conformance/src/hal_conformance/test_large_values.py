@@ -18,7 +18,7 @@ from .fixtures import hook_calls
 from .fixtures.large_blocks import GAP, LargeBlock, comb, elements
 from .fixtures.large_offsets import BORDERS, HugeBlock
 from .fixtures.prepared_calls import assert_copied
-from .fixtures.sizes import SIZES, sizes
+from .fixtures.sizes import MIB, SIZES, need, sizes
 from .harness import backdoor
 from .harness.asserts import assert_raises
 from .harness.backdoor import arrive
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from hal_core.tickets import Ticket
 
 
-MIB = 1 << 20
 LENGTHS = SIZES["bytes of a value"].quick
 """Bytes of one value: both sides of every border at which a device may change its method."""
 LONGEST = 17 * MIB + 3
@@ -268,6 +267,8 @@ def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, value
     block.check(f"{what} between small writes to its bytes, on a stream that was held")
 
 
+MEETINGS = 6
+"""Rounds in which two copies go on at once."""
 TAIL = 64
 """Bytes of the end of a source, which change before each value that is taken from it."""
 
@@ -312,6 +313,49 @@ def queue(block: LargeBlock, target: View, value: Array | View, elements: Array 
     ticket = block.set(target, value)
     block.over(target)[...] = value if elements is None else elements
     return ticket
+
+
+@guarantee(1, also=(5,))
+def test_g01_a_call_that_moves_many_bytes_moves_each(kit: Kit) -> None:
+    """From the host, between two memories and to the host; looked at near each power of two and at the ends."""
+    stream = kit.device.default_stream
+    for nbytes in sizes(kit, "bytes that a call moves"):
+        need(4 * nbytes, "a value and its copies")
+        source, target = kit.device.allocate(nbytes), kit.device.allocate(nbytes)
+        given = np.zeros(nbytes, np.uint8)
+        places = sorted({*(1 << power for power in range(8, nbytes.bit_length())), nbytes - 1} - {nbytes})
+        for number, at in enumerate(places):
+            given[at - 1 : at + 1] = number + 1, number + 101
+        over = [View.contiguous(one, 0, (nbytes,), dtype_of("uint8")) for one in (source, target)]
+        arrive(kit.bound.async_set_value(target=over[1], value=given, stream=stream))
+        arrive(kit.bound.async_set_value(target=over[0], value=over[1], stream=stream))
+        arrive(kit.bound.async_set_value(target=over[1], value=0, stream=stream))
+        arrive(kit.bound.async_set_value(target=over[1], value=over[0], stream=stream))
+        copy = kit.device.copy_out(target, [ByteRange(0, nbytes)], stream)
+        arrive(copy)
+        got = copy.data[0][:nbytes]
+        wrong = [at for at in places if (got[at - 1 : at + 1] != given[at - 1 : at + 1]).any()]
+        assert not wrong, f"of {nbytes} bytes that were moved there and back, those beside {wrong} are other ones"
+        assert np.array_equal(got, given), f"{nbytes} bytes that were moved there and back are other ones"
+
+
+@guarantee(1, requires=("async_h2d", "can_hold_stream"), also=(4, 6))
+def test_g01_strided_device_values_on_two_streams_do_not_meet(kit: Kit) -> None:
+    """Both are queued on held streams that go on at once; what they have in common shows only at times."""
+    count, streams = MIB // 8, [kit.device.stream() for _ in range(2)]
+    given = [noise(31 + at, count * 16).view(np.int64) for at in range(2)]
+    sources, targets = (
+        [LargeBlock(kit, count * 16, one.view(np.uint8)) for one in given],
+        [LargeBlock(kit, count * 8) for _ in range(2)],
+    )
+    for turn in range(MEETINGS):
+        with kit.held(streams[0], "a strided value"), kit.held(streams[1], "a strided value"):
+            for at, (source, target) in enumerate(zip(sources, targets, strict=True)):
+                value = source.at(0, (2 * count,), "int64")[turn % 2 :: 2]
+                target.stream = streams[at]
+                queue(target, target.at(0, (count,), "int64"), value, given[at][turn % 2 :: 2])
+        for at, target in enumerate(targets):
+            target.check(f"a strided value of {count * 8} bytes on stream {at} of two, round {turn + 1}")
 
 
 @guarantee(1)

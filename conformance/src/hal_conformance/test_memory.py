@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
-from hal_core.errors import HalError
+from hal_core.errors import HalError, TicketTimeout
 from hal_core.memory.dtypes import dtype_of
 from hal_core.memory.views import ByteRange, Memory, View
 from hal_core.output.sinks import MemorySink
@@ -236,6 +236,16 @@ def states(fixture: World) -> None:
     arrive(fixture.bound.insert_tasks(state=state, tasks=[task], stream=fixture.stream))
 
 
+def waits_that_time_out(fixture: World) -> None:
+    """Wait often for a ticket that is not done, and then for its end."""
+    with fixture.kit.held(fixture.stream, "a ticket that is waited for"):
+        ticket = hook_calls.scalar(fixture)
+        for _ in range(40):
+            if not ticket.done():
+                assert_raises(TicketTimeout, lambda: ticket.wait(0), "a wait of no time for what is held")
+    arrive(ticket)
+
+
 def never_entered(fixture: World) -> None:
     """Admit requests, one by one and at once, and drop them."""
     requests = [Request(f"r{at}", [1, 2, 3]) for at in range(10)]
@@ -340,6 +350,7 @@ ROUNDS: dict[str, tuple[Callable[[World], None], int]] = {
     "bursts of copies": (bursts_of_copies, 3),
     "memory that another thread drops": (memory_of_another_thread, 40),
     "states": (states, 20),
+    "waits that time out": (waits_that_time_out, 20),
 }
 """The repeated calls, and their number in a window; each is several calls."""
 

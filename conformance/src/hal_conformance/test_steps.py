@@ -12,6 +12,7 @@ from hal_core.slots.admission import Request, SamplingParams
 from hal_core.slots.fields import FinishReason, SplitRole, StateConfig
 from hal_core.slots.tasks import Task, TaskKind
 
+from .fixtures.sizes import sizes as sizes_of
 from .fixtures.world import World
 from .harness.guarantees import guarantee
 from .kit import Kit
@@ -192,6 +193,23 @@ def test_g09_many_accepted_tokens_end_where_the_first_stop_ends(kit: Kit) -> Non
     )
     found = [(len(row.tokens), row.finish.name) for row in second[:1]]
     assert found == [(len(LONGEST) - most, "STOP")], f"the kit's own rows: {found}"
+
+
+@guarantee(9, also=(12, 24))
+def test_g09_of_many_accepted_tokens_stops_and_ends_the_last_is_looked_at(kit: Kit) -> None:
+    for n in sizes_of(kit, "tokens, stops and ends of a step"):
+        wide = StateConfig(4, 2 * n + 64, 16, max_draft_tokens=n - 1, max_logprobs=0, max_eos=n, max_stop_sequences=n,
+                           max_stop_length=2)  # fmt: skip
+        stops = tuple((1000 + at, 5000 + at) for at in range(n))
+        params: list[dict[str, Any]] = [{}, {"stop_sequences": stops}, {"eos_token_ids": (*range(9000, 9000 + n),)}, {}]
+        fixture = entered(kit, wide, [([3] * 5, SamplingParams(max_tokens=2 * n, **given)) for given in params])
+        accept(fixture, [[8]] * 4, "a step that ends the prefill")
+        rows = accept(
+            fixture,
+            [[*range(20, 20 + n)], [*[9] * (n - 3), *stops[-1], 9], [*[9] * (n - 2), 8999 + n, 9], [8]],
+            f"a step of {n} accepted tokens, {n} stop sequences and {n} end tokens",
+        )
+        assert [len(row.tokens) for row in rows] == [n, n - 1, n - 1, 1], "the kit's own rows"
 
 
 @guarantee(9, also=(12, 25))

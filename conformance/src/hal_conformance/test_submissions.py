@@ -320,6 +320,19 @@ def test_g05_writes_to_several_memories_change_nothing_else(kit: Kit, draw: Draw
     blocks.check()
 
 
+@guarantee(5, also=(1, 4, 9))
+def test_g05_a_write_reaches_each_of_many_memories(kit: Kit) -> None:
+    stream = kit.device.default_stream
+    for many in sizes_of(kit, "memories of a write"):
+        memories, writes = [kit.device.allocate(64) for _ in range(many)], Writes()
+        for at, memory in enumerate(memories):
+            writes.set(View.contiguous(memory, 0, (8,), dtype_of("int64")), at + 1)
+        arrive(kit.bound.write(writes=writes, stream=stream))
+        for at, memory in enumerate(memories):
+            got = backdoor.read(kit.device, memory, stream)[:64].view(np.int64)
+            assert (got == at + 1).all(), f"memory {at + 1} of {many} that one write has holds {got.tolist()}"
+
+
 ROWS = np.arange(40, dtype=np.int64).reshape(5, 8)
 CHANGED: dict[str, Callable[[Writes, View, list[Any]], None]] = {
     "rows": lambda writes, view, given: writes.rows(view, given[0], given[1]),

@@ -81,6 +81,17 @@ def test_g01_a_tensor_keeps_its_memory_when_its_state_and_device_are_gone(kit: K
     assert seen[511, :40].tolist() == list(range(100, 140)), "a tensor that outlived its device shows something else"
 
 
+@guarantee(5, requires="tensors", also=(1,))
+def test_g05_tensors_of_one_address_and_shape_differ_by_their_strides(kit: Kit) -> None:
+    support, should = kit.subject.support, np.zeros(64, np.int64)
+    tensor: Any = support.tensor(kit.device, should.copy())
+    for turn, part in enumerate([slice(0, 8), slice(0, 16, 2), slice(0, 64, 8), slice(0, 8), slice(0, 24, 3)], 1):
+        arrive(kit.bound.async_set_value(target=tensor[part], value=turn, stream=kit.device.default_stream))
+        should[part] = turn
+        got = support.values_of(kit.device, tensor)
+        assert (got == should).all(), f"{turn} was written to [{part.start}:{part.stop}:{part.step}]: {got.tolist()}"
+
+
 def on_device(kit: Kit, values: np.ndarray[Any, Any]) -> View:
     """Return a view of device memory with these values."""
     memory, stream = kit.device.allocate(values.nbytes), kit.device.default_stream

@@ -264,17 +264,54 @@ def wrote_and_copied(kit: Kit, memory: Memory, stream: Stream, number: int) -> C
     return copied(kit, memory, stream)
 
 
+SMALL = StateConfig(3, 12, 4, max_draft_tokens=1, max_logprobs=0)
+THREE_SIZES = (SMALL, replace(SMALL, max_model_len=16, max_bad_words=3), replace(SMALL, num_slots=5, max_model_len=24))
+
+
+@guarantee(9, requires=("async_h2d", "can_hold_stream"), also=(1, 4, 12))
+@pytest.mark.parametrize("first", [0, 1], ids=["the first goes on first", "the second goes on first"])
+def test_g09_states_of_two_sizes_on_two_held_streams_do_not_meet(kit: Kit, first: int) -> None:
+    """All is queued before anything runs, and then one stream goes on before the other."""
+    worlds = [World(kit, THREE_SIZES[2 * at], name=f"state {at}") for at in range(2)]
+    for world in worlds:
+        world.stream = kit.device.stream()
+    latches = [kit.held(world.stream, "one of two states") for world in worlds]
+    with latches[0], latches[1]:
+        tickets = [world.insert([world.entering(slot, [7, slot]) for slot in range(3)]) for world in worlds]
+        for at, world in enumerate(worlds):  # of one a step with accepted tokens, of the other one with sampled ones
+            ids = np.arange(world.sizes.num_slots * 4, dtype=np.int64).reshape(-1, 2, 2) + 100 * at
+            tickets.append(world.sample(ids[:, :, :1], [2] * world.sizes.num_slots, speculative=at == 0))
+        tickets += [world.update_inputs(world.step(range(3), speculative=at == 0)) for at, world in enumerate(worlds)]
+        latches[first].release()
+        arrive(tickets[4 + first])
+        assert not tickets[5 - first].done(), "a step of a state whose stream is held is done"
+    for ticket in tickets:
+        arrive(ticket)
+    for world in worlds:
+        world.check(f"an insertion and a step of two states, on {world.name}")
+
+
+@guarantee(10)
+def test_g10_a_devices_counters_are_not_those_of_another(kit: Kit) -> None:
+    with another(kit) as other:
+        fixture, before = hook_calls.working(other), kit.bound.counters()
+        for what, act in hook_calls.CALLS.items():
+            hook_calls.make(act, fixture, what)
+        now = kit.bound.counters()
+    assert now == before, f"another opened device worked, and this one's counters went from {before} to {now}"
+
+
 @guarantee(9, also=(4, 11, 12, 19, 22))
 def test_g09_however_many_states_there_are_each_is_its_own(kit: Kit) -> None:
-    """A batch, a step and an output of each, all queued by turns; every second one has other sizes."""
-    count, small = max(sizes(kit, "states at once")), StateConfig(3, 12, 4, max_draft_tokens=1, max_logprobs=0)
-    own = (small, replace(small, max_model_len=16, max_bad_words=3))
-    worlds = [World(kit, own[at % 2], name=f"state {at}") for at in range(count)]
+    """A batch, a step and an output of each, all queued by turns, of three sizes by turns."""
+    count, worlds = max(sizes(kit, "states at once")), list[World]()
+    for at in range(count):  # a table of 2^n places has no state of the same size at the same place
+        worlds.append(World(kit, THREE_SIZES[at % 3], name=f"state {at}"))
     outputs, tickets = [Outputs() for _ in worlds], list["Ticket"]()
     for at, world in enumerate(worlds):
         tickets.append(world.insert([world.entering(slot, [at, slot]) for slot in range(1 + at % 3)]))
     for at, world in enumerate(worlds):
-        tickets.append(world.poke({"sampled_token_ids": np.arange(3) + at}))
+        tickets.append(world.poke({"sampled_token_ids": np.arange(world.sizes.num_slots) + at}))
         step = world.step(range(1 + at % 3))
         tickets.append(world.update_inputs(step))
         outputs[at].save(world, step)
