@@ -189,6 +189,9 @@ MEMORIES = {
         lambda call: call(plans=call.plans[:-1] or call.plans),
         "several_memories",
     ),  # a loop that ends one too early
+    "a write reaches the first 64 memories": row(
+        "SixtyFourMemories", 5, "submit_all", lambda call: call(plans=call.plans[:64]), "several_memories"
+    ),  # a kernel's argument has room for so many addresses
     "each memory is a submission of its own": row(
         "MemoriesApart", 10, "submit_all", one_by_one, "several_memories", "FastDeploy (async_set_value)"
     ),  # a tensor after the other

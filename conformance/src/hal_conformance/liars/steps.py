@@ -64,9 +64,11 @@ STEPS = {
     "stop sequences of more than 32 tokens are never met": row("WarpOfStopTokens", 9, STOPS, long_stops(32)),
     "a step compares the first 8 stop sequences": row("EightStopSequences", 9, STOPS, first_stops(8)),
     "a step compares the first 64 stop sequences": row("WavefrontOfStops", 9, STOPS, first_stops(64)),
+    "a step compares the first 128 stop sequences": row("BlockOfStops", 9, STOPS, first_stops(128)),
     "a step compares the first 32 end tokens": row("WarpOfEndTokens", 9, "update_inputs", warp_of_end_tokens),
     "of more than 8 accepted tokens the first 8 are appended": row("EightAppended", 9, SEVERAL, first_appended(8)),
     "of more than 32 accepted tokens the first 32 are appended": row("WarpAppended", 9, SEVERAL, first_appended(32)),
+    "of more than 64 accepted tokens the first 64 are appended": row("WaveAppended", 9, SEVERAL, first_appended(64)),
     "positions of a step are kept in 16 bits": row(
         "StepPositionsInSixteenBits", 9, "one token of a step", lambda call: call(known=call.known & 0xFFFF)
     ),

@@ -104,6 +104,11 @@ def windows_apart(call: Call) -> object:
     return view
 
 
+def by_first_element(call: Call) -> object:
+    view = call()
+    return call.kept("resolved", {}).setdefault((view.memory.address + view.offset, view.shape, view.dtype), view)
+
+
 def through_a_known_view(call: Call) -> None:
     target = call.target
     if target.owner is not None:
@@ -214,6 +219,9 @@ TARGETS = {
     "only a stride of 0 counts as overlapping": row(
         "WindowsAreWritten", 5, "resolve", windows_apart, ("tensors", "not async_h2d")
     ),  # a tensor of sliding windows is written
+    "a tensor of an address, a shape and a type is the one resolved before": row(
+        "ResolvedWithoutStrides", 5, "resolve", by_first_element, ("tensors", "not async_h2d")
+    ),  # a[:4] and a[0:8:2]
     "a cache of NumPy views is keyed by offset and shape, not by strides": row(
         "CachesViewsWithoutStrides", 5, "async_set_value", first(through_a_known_view), "not async_h2d"
     ),  # a strided part of a field gets the places of a plain one
