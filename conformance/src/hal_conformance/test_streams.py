@@ -211,28 +211,6 @@ def test_g01_the_work_of_a_stream_that_is_dropped_is_executed(kit: Kit) -> None:
     assert_alike(copy.data[0][:4096], should, "a copy on a stream that was dropped")
 
 
-@guarantee(1, requires=("async_h2d", "async_d2h", "can_hold_stream"), also=(2, 26))
-def test_g01_the_event_of_a_stream_that_is_dropped_is_waited_for_by_new_streams(kit: Kit) -> None:
-    """New ones may be given what the dropped one had: its handle, its queue, its place in a table."""
-    device, held = kit.device, kit.device.stream()
-    with kit.held(held, "a stream for which a dropped one waits"):
-        dropped = device.stream()
-        dropped.wait(device.event(held))
-        arrived = device.event(dropped)
-        del dropped
-        gc.collect()
-        device.allocate(1)  # a device looks for what it may use again when it allocates
-        late = {}
-        for number in range(8):
-            stream = device.stream()
-            stream.wait(arrived)
-            late[f"a write on new stream {number + 1} of 8"] = backdoor.put(
-                device, device.allocate(64), [(0, bytes(64))], stream
-            )
-        all_wait(late, "a dropped stream's event, which waits for a held one")
-    come_true(late, kit.effort.hang)
-
-
 @guarantee(1, requires="can_hold_stream")
 def test_g01_an_event_waits_for_its_own_stream_alone(kit: Kit) -> None:
     chosen = pairs(kit)
