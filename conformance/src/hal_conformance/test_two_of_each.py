@@ -268,7 +268,7 @@ SMALL = StateConfig(3, 12, 4, max_draft_tokens=1, max_logprobs=0)
 THREE_SIZES = (SMALL, replace(SMALL, max_model_len=16, max_bad_words=3), replace(SMALL, num_slots=5, max_model_len=24))
 
 
-@guarantee(9, requires=("async_h2d", "can_hold_stream"), also=(1, 4, 12))
+@guarantee(9, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(1, 4, 12))
 @pytest.mark.parametrize("first", [0, 1], ids=["the first goes on first", "the second goes on first"])
 def test_g09_states_of_two_sizes_on_two_held_streams_do_not_meet(kit: Kit, first: int) -> None:
     """All is queued before anything runs, and then one stream goes on before the other."""
