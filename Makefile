@@ -11,7 +11,7 @@ FILES  := 4
 # process would begin with the same test.
 BESIDE := -n $(FILES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
-PARTS := $(MAKE) --no-print-directory -f tools/parts.mk -j4 -k
+PARTS := $(MAKE) --no-print-directory -f tools/parts.mk -j3 -k
 NIGHTLY := docs/evidence/nightly.md
 
 # Two hundred processes of the tests import the same code: it is compiled once, also where Python is told to keep nothing.
@@ -59,7 +59,7 @@ site: $(STAMP)   ## the pages as a site, with search: build/pages/site
 bench: $(STAMP)  ## the benchmarks, compared in one run
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
-conform: $(STAMP) ## the other whole runs of the kit, its liars, four at a time; ARGS='liars matrix': these parts of tools/parts.mk
+conform: $(STAMP) ## the other whole runs of the kit, its liars, three at a time; ARGS='liars matrix': these parts of tools/parts.mk
 	@$(PARTS) $(or $(ARGS),conform)
 
 $(VENV)/.ray: $(STAMP)

@@ -1,5 +1,5 @@
-# The parts of `make conform`, `make nightly` and `.ci/run`. Four run at a time, for two cores: half of a run of
-# the kit on an asynchronous device is waiting. A part that fails prints its output, and the others go on (-j4 -k).
+# The parts of `make conform`, `make nightly` and `.ci/run`. Three run at a time, one more than two cores: half of a run of
+# the kit on an asynchronous device is waiting. A part that fails prints its output, and the others go on (-j3 -k).
 BIN := .venv/bin/
 PART = @tools/part $@
 PYTEST := $(BIN)python -m pytest -q
