@@ -58,7 +58,7 @@ def test_g26_closing_one_device_leaves_another_as_it_was(kit: Kit) -> None:
 
 @guarantee(26)
 def test_g26_closing_the_device_that_was_opened_first_leaves_the_others(kit: Kit) -> None:
-    """What a process has once, its first opened device may have made."""
+    """The first opened device may own a context that the process has once."""
     first, what = kit.bound, "the device that was opened first was closed"
     younger = another(kit)
     fixture = hook_calls.working(younger)

@@ -271,7 +271,7 @@ THREE_SIZES = (SMALL, replace(SMALL, max_model_len=16, max_bad_words=3), replace
 @guarantee(9, requires=("async_h2d", "can_hold_stream", "overlapped_update"), also=(1, 4, 12))
 @pytest.mark.parametrize("first", [0, 1], ids=["the first goes on first", "the second goes on first"])
 def test_g09_states_of_two_sizes_on_two_held_streams_do_not_meet(kit: Kit, first: int) -> None:
-    """All is queued before anything runs, and then one stream goes on before the other."""
+    """All work is queued before any runs; then one stream is released, and the other one stays held."""
     worlds = [World(kit, THREE_SIZES[2 * at], name=f"state {at}") for at in range(2)]
     for world in worlds:
         world.stream = kit.device.stream()

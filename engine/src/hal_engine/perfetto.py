@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 MOST = 400_000
-"""Events of a process that are kept, some 50 MB; a span has two."""
+"""Events of a process that are kept, at most some 40 MB; a span has two."""
 ABOUT = {"insert_tasks": "requests", "broadcast_tokens": "ranks", "save_output": "step"}
-"""What a span's number is, by the span's name; another's number is the last word of its name."""
+"""The meaning of a span's number, by the span's name. A step's number is the last word of its name."""
 
 _BEGIN, _END, _MARK = b"\x48\x01", b"\x48\x02", b"\x48\x03"  # TrackEvent.type
 _PACKET, _EVENT, _DESCRIPTOR = b"\x0a", b"\x5a", b"\xe2\x03"  # of Trace, of TracePacket
@@ -61,8 +61,8 @@ class Events:
 
 
 class Track:
-    """A row of spans and marks; what it returns are packets up to the time. ``end``: of the last beginning that has
-    none. ``until``: the time from which the row is free, for whoever asks."""
+    """A row of spans and marks. It returns packets up to the time. ``end``: the packet that ends the last open span.
+    ``until``: the time from which the row is free, which the caller sets."""
 
     def __init__(self, sequence: bytes, uuid: bytes) -> None:
         self._sequence, self._uuid, self.until = sequence, uuid, 0
@@ -76,7 +76,7 @@ class Track:
         return self._begins(name, len(digits), error) + digits
 
     def _head(self, kind: bytes, name: str, digits: int, error: str | None) -> bytes:
-        """A number's digits come last of what precedes the time: spans that differ in nothing else share a head."""
+        """Return a packet up to its number, whose digits follow: spans that differ by their numbers share this part."""
         event = kind + self._uuid
         if error is not None:
             event += _bytes(b"\x22", _text(b"\x52", "error") + _text(b"\x32", error))

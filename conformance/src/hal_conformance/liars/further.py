@@ -303,7 +303,7 @@ register(__name__, NEAR)
 SHARED: dict[str, Any] = {}
 """What every opened device uses."""
 MEETING = 1e-3
-"""Seconds between the two halves of what is not locked: two busy threads of a loaded machine surely meet in them."""
+"""Seconds between the two halves of an unlocked change, so that two threads of a loaded machine meet there."""
 
 
 def in_one_buffer(call: Call) -> None:
