@@ -76,7 +76,8 @@ def write_metadata(folder: Path) -> None:
                 info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
                 info.mkdir(parents=True)
                 head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-                (info / "METADATA").write_text(head)
+                needs = [f"Requires-Dist: {one}\n" for one in project.get("dependencies", ())]
+                (info / "METADATA").write_text(head + "".join(needs))
                 lines = list[str]()
                 for name, entries in project.get("entry-points", {}).items():
                     lines += [f"[{name}]", *(f"{entry} = {place}" for entry, place in entries.items())]
