@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hal_core import HalError, OutputRecord, SamplingParams, SlotStatus, Unavailable
+from hal_core import FinishReason, HalError, OutputRecord, SamplingParams, SlotStatus, Unavailable
 from hal_engine.children import API_KEY, environment
 from hal_engine.distributed.control_messages import Abort, Failed
 from hal_engine.generation import Ranks
@@ -42,7 +42,7 @@ def link_of(turns):
     left = iter(turns)
     link._end_here = SimpleNamespace(receive=lambda: next(left, []), send=done.append)
     link._streams, link._received, link._posted, link._error = Streams(), deque(), False, None
-    link._streams.take = lambda *records: done.extend(records)
+    link._streams.collect = lambda *records: done.extend(records)
     link._post = lambda call: call()
     link._process = SimpleNamespace(poll=lambda: None)
     link._pulse = SimpleNamespace(look=lambda: None, late=0, silent=False)
@@ -52,17 +52,17 @@ def link_of(turns):
     return link, done
 
 
-def record(step):
-    """One token of request "a"."""
+def record(step, names=("a",), positions=None, finish=0):
+    """One token of each request."""
     kinds = (
         (np.uint8, SlotStatus.TOKEN),
-        (np.uint8, 0),
-        (np.int64, step),
+        (np.uint8, finish),
+        (np.int64, step if positions is None else positions),
         (np.int32, 1),
         (np.int64, 7),
         (np.bool_, False),
     )
-    return OutputRecord(step, ("a",), *(np.array([value], kind) for kind, value in kinds))
+    return OutputRecord(step, names, *(np.full(len(names), value, kind) for kind, value in kinds))
 
 
 ROWS = [record(step) for step in range(3)]
@@ -104,6 +104,31 @@ def test_a_busy_loop_is_posted_to_once_and_takes_all_records_as_one_part():
     link._give()
     link.close_ends()
     assert [part.token_ids for part in parts] == [(7, 7, 7)]
+
+
+def test_requests_that_begin_or_end_are_given_before_the_others():
+    link, _ = link_of([])
+    posts, given = [], []
+    link._streams, link._post = Streams(), posts.append
+    for name in "abc":
+        answer = ModelPlan(None).answer([1], (), SamplingParams())
+        link._streams.add(name, Stream(answer, lambda part, name=name: given.append((name, part.token_ids))))
+    link._received += [record(0, ("a", "b")), record(1, ("a", "b")), record(2, ("a", "b", "c"), [2, 2, 0])]
+    link._received += [record(3, ("b",), finish=FinishReason.LENGTH)]
+    link._give()
+    assert given == [("a", (7, 7, 7)), ("b", (7, 7, 7, 7)), ("c", (7,))], "all begin"
+    posts.pop()()
+    del given[:]
+    link._received += [record(3), record(1, ("c",), finish=FinishReason.LENGTH)]
+    link._give()
+    assert given == [("c", (7,))]
+    link._received += [record(4)]
+    link._give()
+    assert given == [("c", (7,)), ("a", (7, 7))], "no request begins or ends: nothing waits"
+    posts.pop()()
+    assert len(given) == 2
+    assert not posts
+    link.close_ends()
 
 
 def test_tokens_that_are_lost_end_the_engine():

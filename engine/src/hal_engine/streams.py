@@ -133,6 +133,7 @@ class Streams:
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
         self.stopped: deque[str] = deque()
+        self._edges, self._fresh = dict[str, Stream](), dict[str, Stream]()  # not given: begun or ended, and others
         self._names: tuple[str, ...] = ()  # of the last record: one object while the batch does not change
         self._rows: list[Stream | None] = []  # theirs
 
@@ -150,15 +151,34 @@ class Streams:
         return stream is not None
 
     def take(self, *records: OutputRecord) -> None:
-        """Take the records of steps, in order; of each request all that they have is one part."""
-        fresh: dict[str, Stream] = {}
-        for record in records:
-            self._take(record, fresh)
-        for name, stream in fresh.items():
+        """Take the records of steps, in order, and give; of each request all that they have is one part."""
+        self.collect(*records)
+        self.give()
+
+    def give(self) -> None:
+        """Give all that was collected."""
+        self.give_edges()
+        fresh, self._fresh = self._fresh, {}
+        self._give_all(fresh)
+
+    def give_edges(self) -> bool:
+        """Give what was collected of requests that begin or end; return whether there are any. Their clients wait: for
+        a head, or to send the next request."""
+        edges, self._edges = self._edges, {}
+        self._give_all(edges)
+        return bool(edges)
+
+    def _give_all(self, streams: dict[str, Stream]) -> None:
+        for name, stream in streams.items():
             if (stream.is_due or not stream.at_end) and not stream.ended:  # by what another one's part has caused
                 self._give(name, stream)
 
-    def _take(self, record: OutputRecord, fresh: dict[str, Stream]) -> None:
+    def collect(self, *records: OutputRecord) -> None:
+        """Take the records of steps, in order."""
+        for record in records:
+            self._collect(record)
+
+    def _collect(self, record: OutputRecord) -> None:
         if record.request_ids is not self._names:
             self._names, self._rows = record.request_ids, [self._streams.get(name) for name in record.request_ids]
         tokens, begin = record.tokens.tolist(), 0
@@ -175,7 +195,7 @@ class Streams:
                     stream.tokens += tokens[begin : begin + count]
                 if finish:
                     stream.end(0, FinishReason(finish), record.messages.get(row, ""))
-                fresh[name] = stream
+                (self._edges if finish or (count and not position) else self._fresh)[name] = stream
             begin += count
         if record.logprobs is not None:
             for stream, found in zip(self._rows, record.rows(), strict=True):

@@ -13,7 +13,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -260,13 +260,25 @@ class EngineLink:
                     self._streams.end(one.request, one.tokens, reason, one.message, refused=one.refused)
                 else:
                     aborts += self._streams.fail(one.error, *one.names)
-            self._streams.take(*records)
+            self._streams.collect(*records)
         except HalError as error:
             self._do(partial(self._raise, error))
-        aborts += self._streams.stopped
+        if self._streams.give_edges():  # the tasks that this wakes run before the rest is given
+            self._post(self._give_rest)
+            self._abort(aborts)
+        else:
+            self._give_rest(aborts)
+
+    def _give_rest(self, aborts: Sequence[str] = ()) -> None:
+        self._streams.give()
+        self._abort(aborts)
+
+    def _abort(self, names: Sequence[str]) -> None:
+        """Abort these, and what stop texts have ended."""
+        names = [*names, *self._streams.stopped]
         self._streams.stopped.clear()
-        if aborts:
-            self._do(partial(self._send_aborts, aborts))
+        if names:
+            self._do(partial(self._send_aborts, names))
 
     # -- the end --------------------------------------------------------------------------------------------------
 

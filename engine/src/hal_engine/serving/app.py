@@ -43,6 +43,7 @@ from .schemas import Chat, Completion, Detokenize, Sampling, StreamOptions, Toke
 from .settings import Settings
 from .shapes import ChatShape, CompletionShape, Shape, usage_of
 from .sizes import InPieces, check_size, encoded
+from .turns import Turns
 
 log = logging.getLogger("hal.serving")
 log.addFilter(Few())
@@ -87,7 +88,7 @@ class Server:
         self.metrics, self.template = Metrics(settings.model), template or ChatTemplate(engine.plan.path)
         self._drain, self._opened, self._on_failure = drain or Drain(30.0), asyncio.Event(), on_failure
         self._error: HalError | None = None
-        self._threads, self._turn = ThreadPoolExecutor(2, "hal-bodies"), asyncio.Lock()
+        self._threads, self._turns = ThreadPoolExecutor(2, "hal-bodies"), Turns()
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -182,6 +183,7 @@ class Server:
     async def _body(self, request: Request) -> bytes:
         """Return the body, of which at most so many bytes are read."""
         most, length = self.settings.body_bytes, request.headers.get("content-length", "")
+        await self._turns.take()
         if len(length) < 6 and length.isdecimal() and int(length) <= min(_SHORT, most):
             return await request.body()
         with mmap.mmap(-1, most) as data:  # given back as a whole, which a heap with other objects in it is not
@@ -191,8 +193,7 @@ class Server:
                     raise ApiError(413, what, code="request_too_large")
                 data.write(piece)
                 if data.tell() > _SHORT:
-                    async with self._turn:  # one piece of all large bodies each time that the loop goes round
-                        await asyncio.sleep(0)
+                    await self._turns.take()
             return data[: data.tell()]
 
     def _ready(self, model: str | None) -> None:
@@ -347,6 +348,7 @@ class Server:
                 if not body.stream:
                     return await self._complete(answers, wanted, shape)
                 await answers.first()  # what is refused has a status of its own
+                await self._turns.take()
             stack.pop_all()  # the response closes them
             return Events(answers, shape, body.stream_options or StreamOptions(), self._drain)
 
