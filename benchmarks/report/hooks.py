@@ -15,7 +15,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from hal_core import AdmittedRequest, Request, Task, TaskKind
+from hal_core import AdmittedRequest, Request, Step, Task, TaskKind
+from hal_core.output.ticket import OutputTicket
+from hal_core.runtime.policy import Outbox
 
 from .node import busy_threads
 
@@ -76,6 +78,31 @@ def admitting(bound: Any) -> Iterator[Case]:  # noqa: ANN401 (a device)
             yield f"admit_all int32 and insert {count} x {bench.TOKENS}", before, all_inserted
 
 
+def of_save_output(bound: Any) -> Iterator[Case]:  # noqa: ANN401 (a device)
+    """Parts of ``save output``, each in those before it."""
+    device, state, stream = bound.device, bound.state(bench.SIZES, name="target"), bound.device.stream()
+    step, part = Step(1, {"target": np.arange(bench.SIZES.num_slots)}), state.output_range(topk=False)
+    copies, own, kept = device.copies, device.working(stream), device.copy_out(state.memory, [part], stream)
+    block, event = device.blocks.take(part.nbytes), device.events.take(own)
+    given = (
+        block.address,
+        device.address_of(state.memory) + part.offset,
+        part.nbytes,
+        own.raw,
+        copies._function,
+        event.raw,
+    )
+
+    def before() -> None:
+        bound.async_set_value(target=state.view("temperature")[3], value=0.5, stream=stream)
+        stream.synchronize()
+
+    yield "save output's device hook", before, lambda _: device.save_output(device, state, step, Outbox(), stream)
+    yield "... its copy out", before, lambda _: device.copy_out(state.memory, [part], stream)
+    yield "... ... launch and event, by C", before, lambda _: copies._write(*given)
+    yield "... its ticket and snapshot", before, lambda _: OutputTicket(state, step, kept, part)
+
+
 def of_torch() -> Iterator[Case]:
     """A scalar by torch, as ``set scalar`` by hal."""
     import torch
@@ -105,7 +132,7 @@ def measure(*, stand_in: bool = False) -> dict[str, Any]:
     """Median and 99th percentile of each case, us, on the native path."""
     rows: dict[str, dict[str, list[float]]] = {}
     with bench.opened("native", stand_in=stand_in) as bound:
-        cases = [*bench.cases(bound), *admitting(bound), *([] if stand_in else of_torch())]
+        cases = [*bench.cases(bound), *of_save_output(bound), *admitting(bound), *([] if stand_in else of_torch())]
         for way, threads in WAYS:
             with busy_threads(threads):
                 for case in cases:
