@@ -300,7 +300,7 @@ def descriptors():
 def test_a_closed_engine_leaves_no_descriptor():
     asyncio.run(cancelled())
     before = descriptors()
-    asyncio.run(cancelled())._do(lambda: None)
+    asyncio.run(cancelled()).close()
     assert descriptors() == before
 
 

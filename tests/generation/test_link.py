@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
+from threading import Lock
 from types import SimpleNamespace
 
 import numpy as np
@@ -31,22 +31,20 @@ HELD = "tests.serving.held_steps:HeldRunner"
 ROOT = Path(__file__).parents[2]
 
 
-def link_of(turns):
-    """A link whose process sends the contents of one of ``turns`` a turn, and which notes what it sends and takes."""
+def link_of(turns=()):
+    """A link whose process has sent the contents of ``turns``, and which notes what it sends, takes and posts."""
     link, done = EngineLink.__new__(EngineLink), []
-    link._wake_end, wake = os.pipe()
-    os.close(wake)  # readable
+    link._wake_end, link._wake = os.pipe()
     link._channel, other = Channel.pair()
-    other.send(b"")  # readable, too
-    link.close_ends = lambda: [os.close(link._wake_end), link._channel.close(), other.close()]
+    link.close_ends = lambda: [*map(os.close, (link._wake_end, link._wake)), link._channel.close(), other.close()]
     left = iter(turns)
     link._end_here = SimpleNamespace(receive=lambda: next(left, []), send=done.append)
-    link._streams, link._received, link._posted, link._error = Streams(), deque(), False, None
-    link._streams.collect = lambda *records: done.extend(records)
-    link._post = lambda call: call()
+    link._streams, link._received, link._posted = Streams(), deque(), False
+    link._trouble, link._error, link._read_end = None, None, -1
+    link._loop = SimpleNamespace(call_soon=done.append, call_soon_threadsafe=done.append)
     link._process = SimpleNamespace(poll=lambda: None)
     link._pulse = SimpleNamespace(look=lambda: None, late=0, silent=False)
-    link._commands, link._closing, link._silent = SimpleQueue(), False, None
+    link._wakes, link._receiving, link._closing, link._silent = Lock(), Lock(), False, None
     link.up = Future()
     link.up.set_result(None)
     return link, done
@@ -68,38 +66,38 @@ def record(step, names=("a",), positions=None, finish=0):
 ROWS = [record(step) for step in range(3)]
 
 
-def test_an_abort_is_sent_before_records_are_taken():
-    link, done = link_of([[one] for one in ROWS])
+def stream_of(link, name, parts):
+    link._streams.add(name, Stream(ModelPlan(None).answer([1], (), SamplingParams()), parts.append))
 
-    def close():
-        link._closing = True
 
-    def abort():
-        link._send_aborts(["a"])
-        link._commands.put(close)
-
-    link._commands.put(abort)
-    link._loop()
+def test_an_abort_is_sent_at_once():
+    link, done = link_of()
+    stream_of(link, "a", [])
+    link.abort("a")
+    link.abort("a")
     link.close_ends()
-    assert done == [Abort("a"), ROWS[0]]
+    assert done == [Abort("a")]
 
 
 def test_a_failure_follows_all_records_that_came_before_it():
     link, done = link_of([ROWS, [Failed(0, "broken", "mend it")]])
+    parts = []
+    stream_of(link, "a", parts)
+    link._read()
+    link._read()
     with pytest.raises(Unavailable, match="broken"):
-        link._loop()
-    link._give()
+        link._watch()
     link.close_ends()
-    assert done == ROWS
+    assert [part.token_ids for part in parts] == [(7, 7, 7)]
+    assert done == [link._give_rest], "nothing waits but what is behind the requests that begin"
 
 
 def test_a_busy_loop_is_posted_to_once_and_takes_all_records_as_one_part():
-    link, _ = link_of([[one] for one in ROWS])
-    posts, parts = [], []
-    link._streams, link._post = Streams(), posts.append
-    link._streams.add("a", Stream(ModelPlan(None).answer([1], (), SamplingParams()), parts.append))
+    link, posts = link_of([[one] for one in ROWS])
+    parts = []
+    stream_of(link, "a", parts)
     link._check_pulse = lambda: setattr(link, "_closing", len(link._received) == len(ROWS))
-    link._loop()
+    link._watch()  # the thread reads, as the loop does not
     assert posts == [link._give], "while the loop is busy it is posted to once"
     link._give()
     link.close_ends()
@@ -107,9 +105,8 @@ def test_a_busy_loop_is_posted_to_once_and_takes_all_records_as_one_part():
 
 
 def test_requests_that_begin_or_end_are_given_before_the_others():
-    link, _ = link_of([])
-    posts, given = [], []
-    link._streams, link._post = Streams(), posts.append
+    link, posts = link_of()
+    given = []
     for name in "abc":
         answer = ModelPlan(None).answer([1], (), SamplingParams())
         link._streams.add(name, Stream(answer, lambda part, name=name: given.append((name, part.token_ids))))
@@ -132,14 +129,12 @@ def test_requests_that_begin_or_end_are_given_before_the_others():
 
 
 def test_tokens_that_are_lost_end_the_engine():
-    link, _ = link_of([])
-    link._streams, commands = Streams(), []
-    link._do = commands.append
-    link._streams.add("a", Stream(ModelPlan(None).answer([1], (), SamplingParams()), [].append))
+    link, _ = link_of()
+    stream_of(link, "a", [])
     link._received.extend(ROWS[1:])
     link._give()
     with pytest.raises(HalError, match="a: tokens from 1 on came after 0"):
-        commands[0]()
+        link._watch()
     link.close_ends()
 
 

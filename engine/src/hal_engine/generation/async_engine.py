@@ -96,7 +96,7 @@ class AsyncEngine:
             cure = "make one for each async with"
             raise InvalidValue("the engine is open already", cure=cure, argument="AsyncEngine")
         loop, self._lanes = asyncio.get_running_loop(), _lanes()
-        self._link = EngineLink(self._setup, loop.call_soon_threadsafe)
+        self._link = EngineLink(self._setup, loop)
         try:
             up = asyncio.wrap_future(self._link.up)
             up.add_done_callback(lambda done: done.cancelled() or done.exception())  # also where nobody waits any more

@@ -1,7 +1,8 @@
-"""The caller's end of an engine process: one thread that talks to it, whatever the event loop is busy with."""
+"""The caller's end of an engine process: the event loop reads what it sends, and a thread watches over it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
@@ -16,8 +17,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from queue import SimpleQueue
 
 import msgspec
 from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, Request, Unavailable
@@ -36,7 +35,6 @@ from hal_engine.transport.urls import remove_folders_of_killed
 from .pulse import PulseWatch
 
 Put = Callable[[Part | HalError], object]
-Post = Callable[..., object]
 _TAIL = 400
 """Last characters of the process's output that an error shows."""
 _CHILD = TIED + "from hal_engine.generation.process import main; main()"
@@ -53,25 +51,27 @@ class _Failure:
 class EngineLink:
     """Starts an engine process and gives its output to the streams of the requests.
 
-    ``post``: has the event loop call something, as ``loop.call_soon_threadsafe``; ``up``: done when the process takes
-    requests; ``down``: done, with the reason, when it takes none any more. The thread receives; the streams are the
-    event loop's, which calls ``submit`` and ``abort``, and takes all that has come at once. Other methods may be called
-    from any thread.
+    ``loop``: the event loop that calls ``submit`` and ``abort``, and whose turn the streams' are: it reads what the
+    process sends as it comes. A thread starts the process, watches it, reads in place of a loop that is busy, and ends
+    it. ``up``: done when the process takes requests; ``down``: done, with the reason, when it takes none any more.
+    Other methods may be called from any thread.
     """
 
-    def __init__(self, setup: EngineSetup, post: Post) -> None:
+    def __init__(self, setup: EngineSetup, loop: asyncio.AbstractEventLoop) -> None:
         self.up: Future[Up] = Future()
         self.down: Future[HalError] = Future()
         self.stats: Stats | None = None  #: the newest
         self._down_workers = ""
-        self._setup, self._post = setup, post
-        self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._setup, self._loop = setup, loop
         self._wake_end, self._wake = os.pipe()
-        self._woken = False  # the thread is going to look at the commands
-        self._wakes, self._over = threading.Lock(), False  # over: the thread has ended, and commands run at once
+        os.set_blocking(self._wake, False)  # a full pipe wakes, too
+        self._wakes = threading.Lock()
+        self._receiving = threading.Lock()  # by the loop or the thread
+        self._read_end = -1  # a descriptor of the channel's socket, which the loop watches and closes
         self._streams = Streams()
         self._received = deque[OutputRecord | Ended | _Failure]()  # for the event loop, in order
         self._posted = False  # it is going to take them
+        self._trouble: HalError | None = None  # the loop has read it, or found it
         self._error: HalError | None = None
         self._silent: Unavailable | None = None  # while the process does not beat
         self._closing, self._output_before = False, 0
@@ -82,7 +82,12 @@ class EngineLink:
     def submit(self, request: Request, answer: AnswerText, put: Put) -> None:
         """Send a request; ``put`` is called in the event loop with each part of ``answer``, or with an error."""
         self._streams.add(request.request_id, Stream(answer, put))
-        self._do(partial(self._submit, request))
+        if (error := self._error or self._silent) is not None:
+            self._received.append(_Failure(error, (request.request_id,)))
+            self._flush()
+            return
+        ids = array("i", request.prompt).tobytes()
+        self._send(Submit(request.request_id, ids, request.params, request.priority))
 
     @property
     def error(self) -> HalError | None:
@@ -97,30 +102,30 @@ class EngineLink:
     def abort(self, name: str) -> None:
         """Abort a request, unless it has ended."""
         if self._streams.drop(name):
-            self._do(partial(self._send_aborts, [name]))
+            self._send(Abort(name))
 
     def close(self) -> None:
         """End the process in order, by force if need be. Idempotent."""
         self._closing = True
-        self._do(lambda: None)
+        self._wake_thread()
         self._thread.join()
         with self._wakes:  # two callers may close at once
             ends, self._wake_end, self._wake = {self._wake_end, self._wake} - {-1}, -1, -1
+            if self._loop.is_closed():  # it cannot do so
+                ends, self._read_end = ends | {self._read_end} - {-1}, -1
         for one in ends:
             os.close(one)
 
-    def _do(self, command: Callable[[], object]) -> None:
+    def _wake_thread(self) -> None:
         with self._wakes:
-            if self._over:
-                command()
-                self._flush()
-                return
-            self._commands.put(command)
-            if (
-                not self._woken
-            ):  # once for all commands of a turn: each write hands the interpreter's lock to the thread
-                self._woken = True
-                os.write(self._wake, b"w")
+            if self._wake >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._wake, b"w")
+
+    def _send(self, message: Submit | Abort) -> None:
+        self._end_here.send(message)  # without an effect once the channel is closed
+        if self._channel.wants_room:
+            self._wake_thread()
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
@@ -135,20 +140,13 @@ class EngineLink:
                 self._end_here, self._pulse = ControlEnd(own), PulseWatch(own)
                 self._start(theirs)
                 try:
-                    self._loop()
+                    self._watch()
                 finally:
                     self._end()
+                    self._close_channel()
             self._fail(Unavailable("the engine was closed", cure="open another one"))
         except Exception as error:  # noqa: BLE001 (each stream raises it)
             self._fail(error if isinstance(error, HalError) else HalError(f"{type(error).__name__}: {error}"))
-        while not self._closing:  # each later call of a failed engine gets its error
-            self._commands.get()()
-            self._flush()
-        with self._wakes:
-            while not self._commands.empty():
-                self._commands.get()()
-            self._flush()
-            self._over = True
 
     def _start(self, theirs: Channel) -> None:
         self._process = subprocess.Popen(  # in a session of its own: Ctrl-C is the caller's
@@ -162,24 +160,22 @@ class EngineLink:
         )
         theirs.close()
 
-    def _loop(self) -> None:
+    def _watch(self) -> None:
+        """Watch the process until it is to end. Raises why it takes no requests."""
         poller, end = select.poll(), time.monotonic() + TIMEOUTS.starting
         poller.register(self._wake_end, select.POLLIN)
         while not self._closing:
-            poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_room else 0))
+            reads = select.POLLIN if self._read_end < 0 else 0
+            poller.register(self._channel, reads | (select.POLLOUT if self._channel.wants_room else 0))
             ready = poller.poll(1000 * TIMEOUTS.look)
             if any(number == self._wake_end for number, _ in ready):
-                os.read(self._wake_end, 1)
-                self._woken = False  # before the commands are taken: one that comes from here on wakes again
+                os.read(self._wake_end, 4096)
             assert self._process is not None
-            status = None if ready else self._process.poll()  # before its last messages are read; its end is an event
-            while not self._commands.empty():  # aborts, before any more work for their streams
-                self._commands.get()()
-            while contents := self._end_here.receive():
-                for one in contents:
-                    self._take(one)
-                if status is None:
-                    break
+            status = None if ready else self._process.poll()  # before its last messages are read
+            if reads or not ready:  # else the loop reads, unless it has not for a while
+                self._receive(whole=status is not None)
+            if self._trouble is not None:
+                raise self._trouble
             self._check_pulse()
             self._flush()
             if status is not None or self._channel.ended:
@@ -204,6 +200,15 @@ class EngineLink:
             self._silent = Unavailable(what, cure=cure)
             self._received.append(_Failure(self._silent))
 
+    def _receive(self, *, whole: bool = False) -> None:
+        """Take what has come, or ``whole``: all that comes until the end."""
+        with self._receiving:
+            while contents := self._end_here.receive():
+                for one in contents:
+                    self._take(one)
+                if not whole:
+                    break
+
     def _take(self, message: Contents) -> None:
         if isinstance(message, OutputRecord | Ended):
             self._received.append(message)
@@ -212,6 +217,8 @@ class EngineLink:
         elif isinstance(message, Up):
             self._output_before = os.fstat(self._noise.fileno()).st_size
             self._pulse.begin()
+            self._read_end = os.dup(self._channel.fileno())
+            self._call_soon(self._begin_reading)
             self.up.set_result(message)
         elif isinstance(message, Stats):
             self.stats, self._down_workers = message, message.down
@@ -219,30 +226,42 @@ class EngineLink:
             kind = InvalidValue if message.refused and not self.up.done() else Unavailable
             raise kind(message.what, cure=message.cure)
 
-    def _submit(self, request: Request) -> None:
-        if (error := self._error or self._silent) is not None:
-            self._received.append(_Failure(error, (request.request_id,)))
-            return
-        ids = array("i", request.prompt).tobytes()
-        self._end_here.send(Submit(request.request_id, ids, request.params, request.priority))
-
-    def _send_aborts(self, names: list[str]) -> None:
-        if self._error is None:
-            for name in names:
-                self._end_here.send(Abort(name))
-
-    def _raise(self, error: HalError) -> None:
-        if self._error is None:
-            raise error
-
     def _flush(self) -> None:
         """Have the event loop take what was received."""
         if self._received and not self._posted:
             self._posted = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
-                self._post(self._give)
+            self._call_soon(self._give)
+
+    def _call_soon(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits
+            self._loop.call_soon_threadsafe(call)
 
     # -- the event loop -------------------------------------------------------------------------------------------
+
+    def _begin_reading(self) -> None:
+        self._loop.add_reader(self._read_end, self._read)
+
+    def _stop_reading(self) -> None:
+        if self._read_end >= 0:
+            self._loop.remove_reader(self._read_end)
+            os.close(self._read_end)
+            self._read_end = -1
+
+    def _read(self) -> None:
+        """Take what has come, and give it: no thread, and no lock of the interpreter, changes hands for a step."""
+        try:
+            self._receive()
+        except HalError as error:
+            self._stop(error)
+        if self._channel.ended:
+            self._loop.remove_reader(self._read_end)
+            self._wake_thread()
+        self._give()
+
+    def _stop(self, error: HalError) -> None:
+        """Have the thread end the engine with an error."""
+        self._trouble = self._trouble or error
+        self._wake_thread()
 
     def _give(self) -> None:
         """Give the streams all that was received."""
@@ -262,9 +281,9 @@ class EngineLink:
                     aborts += self._streams.fail(one.error, *one.names)
             self._streams.collect(*records)
         except HalError as error:
-            self._do(partial(self._raise, error))
+            self._stop(error)
         if self._streams.give_edges():  # the tasks that this wakes run before the rest is given
-            self._post(self._give_rest)
+            self._loop.call_soon(self._give_rest)
             self._abort(aborts)
         else:
             self._give_rest(aborts)
@@ -275,15 +294,15 @@ class EngineLink:
 
     def _abort(self, names: Sequence[str]) -> None:
         """Abort these, and what stop texts have ended."""
-        names = [*names, *self._streams.stopped]
+        for name in (*names, *self._streams.stopped):
+            self._send(Abort(name))
         self._streams.stopped.clear()
-        if names:
-            self._do(partial(self._send_aborts, names))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _fail(self, error: HalError) -> None:
         self._error = error
+        self._call_soon(self._stop_reading)
         if self.stats is not None:  # no request runs any more; the totals remain
             self.stats = msgspec.structs.replace(self.stats, running=0, waiting=0, cache=0.0)
         self.down.set_result(error)
@@ -292,10 +311,15 @@ class EngineLink:
             self.up.set_exception(error)
         self._flush()
 
+    def _close_channel(self) -> None:
+        with self._receiving:
+            self._channel.finish()  # as the loop may keep a descriptor a little longer
+            self._channel.close()
+
     def _status(self) -> int:
         """The exit status of the process, which has closed its channel; it is killed if it does not end."""
         assert self._process is not None
-        self._channel.close()  # the process waits for that
+        self._close_channel()  # the process waits for that
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(TIMEOUTS.ranks_end_forced)
         self._process.kill()
@@ -317,9 +341,10 @@ class EngineLink:
                 self._process.terminate()
             end = time.monotonic() + (TIMEOUTS.ranks_end if self.up.done() else 3 * TIMEOUTS.signal / 4)
             while self._process.poll() is None and time.monotonic() < end:
-                self._channel.receive()
+                with self._receiving:
+                    self._channel.receive()
                 if self._channel.ended:
-                    self._channel.close()  # the process waits for that, so that nothing is lost
+                    self._close_channel()  # the process waits for that, so that nothing is lost
                 time.sleep(TIMEOUTS.pause)
         self._process.kill()
         if self._process.wait() == -signal.SIGKILL:

@@ -88,7 +88,8 @@ class Server:
         self.metrics, self.template = Metrics(settings.model), template or ChatTemplate(engine.plan.path)
         self._drain, self._opened, self._on_failure = drain or Drain(30.0), asyncio.Event(), on_failure
         self._error: HalError | None = None
-        self._threads, self._turns = ThreadPoolExecutor(2, "hal-bodies"), Turns()
+        self._threads = ThreadPoolExecutor(2, "hal-bodies")
+        self._turns, self._pieces = Turns(4), Turns(1)  # of requests that begin or are first answered; of large bodies
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -193,7 +194,7 @@ class Server:
                     raise ApiError(413, what, code="request_too_large")
                 data.write(piece)
                 if data.tell() > _SHORT:
-                    await self._turns.take()
+                    await self._pieces.take()
             return data[: data.tell()]
 
     def _ready(self, model: str | None) -> None:
