@@ -1,7 +1,8 @@
-"""``--trace``: the file has each hook call once, spans lie within each other or below, and ranks have processes."""
+"""``--trace``: the file has each hook call once, spans of a row lie apart, and ranks have processes."""
 
 from collections import Counter, defaultdict
 from itertools import pairwise
+from operator import itemgetter, le
 
 import httpx
 import numpy as np
@@ -11,7 +12,7 @@ from hal_engine import perfetto
 from hal_engine.generation.plan import ModelPlan
 from hal_engine.opening import open_engine
 from hal_engine.options import engine_options
-from hal_engine.perfetto import Events
+from hal_engine.perfetto import Spans
 from hal_engine.tracing import traced
 
 import hal
@@ -54,9 +55,9 @@ class Counts(Counter):
 
 
 class Read:
-    """A trace that was read back: ``spans`` by track, each (name, begin, end); ``marks``; ``notes``, each (span, name,
-    value); names of processes and of the tracks of each. Every end belongs to the last beginning of its track that has
-    none."""
+    """A trace that was read back: ``spans`` by track, each (name, begin, end); ``notes``, each (span, name, value);
+    names of processes and of the tracks of each. In the order of time every end belongs to the last beginning of its
+    track that has none."""
 
     def __init__(self, path):
         trace = pb2.Trace()
@@ -65,15 +66,15 @@ class Read:
         self.processes = {one.uuid: one.process.process_name for one in described if not one.name}
         self.names = {one.uuid: one.name for one in described if one.name}
         self.parents = {one.uuid: one.parent_uuid for one in described if one.name}
-        self.spans, self.marks, begun = defaultdict(list), Counter(), defaultdict(list)
+        self.spans, begun = defaultdict(list), defaultdict(list)
         events = [(packet.timestamp, packet.track_event) for packet in trace.packet if packet.HasField("track_event")]
         self.notes = [
-            (event.name, one.name, one.string_value) for _, event in events for one in event.debug_annotations
+            (event.name, one.name, getattr(one, one.WhichOneof("value")))
+            for _, event in events
+            for one in event.debug_annotations
         ]
-        for at, event in events:
-            if event.type == event.TYPE_INSTANT:
-                self.marks[event.name] += 1
-            elif event.type == event.TYPE_SLICE_BEGIN:
+        for at, event in sorted(events, key=itemgetter(0)):
+            if event.type == event.TYPE_SLICE_BEGIN:
                 begun[event.track_uuid].append((event.name, at))
             else:
                 name, began = begun[event.track_uuid].pop()
@@ -102,10 +103,12 @@ def test_each_hook_call_of_a_run_is_there_once(tmp_path):
             opened.engine.step()
     read = Read(path)
     assert [*read.processes.values()] == ["engine, cpu:0"]
-    assert Counter(name for name, *_ in read.of("calls")) == counts
+    calls = Counter(name for name, *_ in read.of("calls"))
+    assert {hook: calls[hook] for hook in counts} == counts
+    assert "broadcast_tokens" not in calls, "a group of one never reaches the device"
     assert counts["save_output"] == len(read.of("steps")) >= 10
     assert Counter(name for name, *_ in read.of("stream 0")) == counts.pending
-    assert read.marks["update_inputs"] == counts["save_output"]
+    assert calls["update_inputs"] == calls["order_after_reads"] == counts["save_output"]
     assert all(apart(spans) for spans in read.spans.values())
 
 
@@ -126,22 +129,29 @@ def test_tickets_that_overlap_lie_below_each_other(tmp_path):
     read = Read(path)
     lanes = [spans for uuid, spans in read.spans.items() if read.names[uuid] == "stream 0"]
     assert sorted(map(len, lanes)) == [1, 1, 1]
-    assert len(read.of("calls")) == 3
+    assert Counter(name for name, *_ in read.of("calls")) == {"state": 1, "async_set_value": 3}
     assert apart(read.of("calls"))
 
 
-def test_ranks_append_a_process_each(command, tmp_path):
+@pytest.mark.parametrize("device", ["cpu", "sim"])
+def test_ranks_append_a_process_each(command, tmp_path, device):
     path = tmp_path / "ranks.pftrace"
     path.write_bytes(b"of an earlier run")
-    done = command("run", "--device", "cpu", "--tp", "2", "--max-tokens", "3", "x", "--trace", str(path))
+    done = command("run", "--device", device, "--tp", "2", "--max-tokens", "3", "x", "--trace", str(path))
     assert done.status == 0, done.err
     read = Read(path)
-    assert sorted(read.processes.values()) == ["rank 0, cpu:0", "rank 1, cpu:0"]
+    assert sorted(read.processes.values()) == [f"rank 0, {device}:0", f"rank 1, {device}:0"]
     for process in read.processes:
-        names = Counter(
-            name for uuid, spans in read.spans.items() if read.parents[uuid] == process for name, *_ in spans
-        )
-        assert names["save_output"] == 2 * names["broadcast_tokens"] >= 6  # as the host called it, and its ticket
+        of = defaultdict(list)
+        for uuid, spans in read.spans.items():
+            if read.parents[uuid] == process:
+                of[read.names[uuid]] += spans
+        calls = Counter(name for name, *_ in of["calls"])
+        assert calls["save_output"] == calls["broadcast_tokens"] >= 3
+        ends = {hook: sorted(end for name, _, end in of["stream 0"] if name == hook) for hook in calls}
+        assert len(ends["save_output"]) == calls["save_output"]
+        assert len(ends["broadcast_tokens"]) == (calls["broadcast_tokens"] if device == "sim" else 0)
+        assert all(map(le, ends["broadcast_tokens"], ends["save_output"])), "a broadcast ends before its step's output"
 
 
 @pytest.mark.conform
@@ -155,40 +165,45 @@ def test_a_server_traces_its_engine(tmp_path):
     assert [*read.processes.values()] == ["engine, cpu:0"]
     calls, ended = (Counter(name for name, *_ in read.of(track)) for track in ("calls", "stream 0"))
     assert set(ended) == {"save_output"}
-    assert calls["save_output"] == ended["save_output"] == len(read.of("steps")) == read.marks["update_inputs"] >= 4 + 5
+    assert calls["save_output"] == ended["save_output"] == len(read.of("steps")) == calls["update_inputs"] >= 4 + 5
     assert calls["insert_tasks"] >= 2
     assert all(apart(spans) for spans in read.spans.values())
 
 
-def test_packets_have_what_the_events_say(tmp_path):
-    """Spans that share a beginning or an end, a mark, numbers and texts of more than seven bits."""
-    path, error = tmp_path / "rows.pftrace", "ü" * 200
-    events = Events(1 << 22)
-    calls, stream = events.track("calls"), events.track("stream 0")
-    events.add((10, calls.begin("insert_tasks", 1 << 40), 10, calls.begin("inner", None), 20, calls.end))
-    events.add((30, calls.end, 30, calls.mark("mark"), 30, calls.begin("after", None, error), 1 << 62, calls.end))
-    events.add((5, stream.begin("save_output", 0), 1 << 62, stream.end))  # added last, begun first
-    events.add((1 << 62, stream.begin("step", 300), (1 << 62) + 1, stream.end))
-    path.write_bytes(events.packets(error))
+def test_packets_have_what_was_added(tmp_path):
+    """Spans within each other, side by side and at once; numbers and texts of more than seven bits."""
+    path, error, late = tmp_path / "rows.pftrace", "ü" * 200, 1 << 61
+    spans = Spans(1 << 22)
+    spans.add((12, 18, "calls", "inner", 0, None, 10, 20, "calls", "insert_tasks", 1 << 40, None))
+    spans.add((20, 21, "calls", "insert_tasks", 3, None, 30, late, "calls", "after", 0, error))
+    spans.add((5, late, "stream 0", "save_output", 0, None))  # added last, begun first
+    spans.add((late, late + 1, "stream 0", "step", 300, None))
+    path.write_bytes(spans.packets(error, late))
     read = Read(path)
     assert [*read.processes.values()] == [error]
-    assert sorted(read.of("calls")) == [("after", 30, 1 << 62), ("inner", 10, 20), ("insert_tasks", 10, 30)]
-    assert read.of("stream 0") == [("save_output", 5, 1 << 62), ("step 300", 1 << 62, (1 << 62) + 1)]
-    assert read.marks == {"mark": 1}
+    assert sorted((name, began - late, ended - late) for name, began, ended in read.of("calls")) == [
+        ("after", 30, late),
+        ("inner", 12, 18),
+        ("insert_tasks", 10, 20),
+        ("insert_tasks", 20, 21),
+    ]
+    assert sorted(read.of("stream 0")) == [("save_output", late + 5, 2 * late), ("step", 2 * late, 2 * late + 1)]
+    assert all(apart(one) for one in read.spans.values())
     assert sorted(read.notes) == [
         ("after", "error", error),
-        ("insert_tasks", "requests", str(1 << 40)),
-        ("save_output", "step", "0"),
+        ("insert_tasks", "requests", 3),
+        ("insert_tasks", "requests", 1 << 40),
+        ("save_output", "step", 0),
+        ("step", "number", 300),
     ]
 
 
-def test_the_last_events_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(perfetto, "MOST", 4)
-    path, events = tmp_path / "many.pftrace", Events(1)
-    calls = events.track("calls")
-    for at in range(3):
-        assert not events.full or at == 2
-        events.add((at * 10, calls.begin("step", at), at * 10 + 1, calls.end))
-    path.write_bytes(events.packets("test"))
-    assert events.full
-    assert [name for name, *_ in Read(path).of("calls")] == ["step 1", "step 2"]
+def test_the_last_spans_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(perfetto, "MOST", 2)
+    path, spans = tmp_path / "many.pftrace", Spans(1)
+    for at in range(1, 4):
+        assert not spans.full or at == 3
+        spans.add((at * 10, at * 10 + 1, "calls", "step", at, None))
+    path.write_bytes(spans.packets("test"))
+    assert spans.full
+    assert [number for *_, number in Read(path).notes] == [2, 3]

@@ -1,6 +1,7 @@
 """Observers: they see every hook call and the end of every ticket, and have no side effect."""
 
 import logging
+from time import monotonic_ns
 
 import pluggy
 import pytest
@@ -253,7 +254,7 @@ class AsksTooMuch:
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        (object(), "has no wrapper of a hook, no ticket_ended and no called"),
+        (object(), "has no wrapper of a hook, no ticket_ended, no called and no timed"),
         (NoWrapper(), "insert_tasks is not a wrapper"),
         (OneUnmarked(), "insert_tasks is not a wrapper"),
         (RaisingProperty(), "insert_tasks is not a wrapper"),
@@ -296,6 +297,36 @@ def test_other_calls_are_seen_once_they_have_succeeded(bound, caplog):
     assert calls.seen[2][1].items() >= {"state": state, "step": step, "drafts": {}, "stream": stream}.items()
     assert calls.seen[3][1] == {"device": bound.device, "memory": state.memory, "stream": stream}
     assert caplog.text.count("observer calls raised in called") == 1
+
+
+class Times:
+    """Records all calls, hooks too."""
+
+    def __init__(self):
+        self.seen = []
+
+    def timed(self, call, began, result, arguments):
+        self.seen.append((call, began, result, arguments))
+        raise OSError("the disk is full")
+
+
+def test_every_call_is_timed_whether_it_succeeded_or_not(bound, caplog):
+    times, began = Times(), monotonic_ns()
+    bound.observe(times, name="times")
+    state, stream = bound.state(StateConfig(num_slots=2, max_model_len=8)), bound.default_stream
+    tickets = one_step(bound, state)
+    bound.device.broken = True
+    with pytest.raises(InvalidValue, match="the chip is gone"):
+        bound.async_set_value(target=state.view("seed")[1], value=1, stream=stream)
+    hooks = [(call, result) for call, _, result, _ in times.seen if call in HOOKS]
+    assert hooks == [*tickets.items(), ("async_set_value", None)]
+    assert [call for call, *_ in times.seen if call not in HOOKS] == ["state", "update_inputs"]
+    assert [began for _, began, *_ in times.seen] == sorted({began, *(began for _, began, *_ in times.seen)})[1:]
+    given = {call: arguments for call, *_, arguments in times.seen}
+    assert given["save_output"][-4] is state
+    assert given["save_output"][-3].number == 0
+    assert given["async_set_value"][-2:] == (1, stream)
+    assert caplog.text.count("observer times raised in timed") == 1
 
 
 def test_an_observer_is_registered_once_under_a_name(bound):

@@ -1,109 +1,95 @@
 """Spans as the packets of Perfetto's ``Trace``, written as bytes: protobuf's objects take longer to import, and to make
-for each span, than a small model's steps allow.
+for each span, than a small model's steps allow. They are written at the end, those of one name together.
 
 Numbers of fields: ``protos/perfetto/trace`` in https://github.com/google/perfetto.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from functools import lru_cache
+from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
 
-MOST = 400_000
-"""Events of a process that are kept, at most some 40 MB; a span has two."""
-ABOUT = {"insert_tasks": "requests", "broadcast_tokens": "ranks", "save_output": "step"}
-"""The meaning of a span's number, by the span's name. A step's number is the last word of its name."""
+MOST = 250_000
+"""Spans of a process that are kept, at most some 40 MB."""
+ABOUT = {"insert_tasks": "requests", "broadcast_tokens": "ranks", "save_output": "step", "step": "number"}
+"""The meaning of a span's number, by the span's name."""
 
-_BEGIN, _END, _MARK = b"\x48\x01", b"\x48\x02", b"\x48\x03"  # TrackEvent.type
+_BEGIN, _END = b"\x48\x01", b"\x48\x02"  # TrackEvent.type
 _PACKET, _EVENT, _DESCRIPTOR = b"\x0a", b"\x5a", b"\xe2\x03"  # of Trace, of TracePacket
-_NAME = b"\xba\x01"  # of TrackEvent
-_TIMESTAMP, _STAMP = 0x40, 10  # the field's tag; always so many bytes with it
+_NAME, _TRACK, _NOTE = b"\xba\x01", b"\x58", b"\x22"  # of TrackEvent
+_TIMESTAMP, _WIDTH = b"\x40", 9
+"""Bytes of a timestamp and of a span's number, whatever it is: a varint may have more than it needs."""
+_FIELDS = 6
 
 
-class Events:
-    """The last :data:`MOST` events of a process: each its time, in nanoseconds of ``CLOCK_BOOTTIME``, and its packet up
-    to the time, which its :class:`Track` gives."""
+class Spans:
+    """The last :data:`MOST` spans of a process."""
 
     def __init__(self, pid: int) -> None:
-        self._pid, self._sequence, self._process = pid, b"\x50" + _varint(pid), pid << 20
-        self._tracks: list[tuple[bytes, str]] = []
-        self._kept: deque[Any] = deque(maxlen=2 * MOST)  # no object each, which every garbage collection would visit
+        self._pid, self._process = pid, pid << 20
+        self._kept: deque[Any] = deque(maxlen=_FIELDS * MOST)  # no object each, which a garbage collection would visit
         self.add = self._kept.extend
-        """Keep events, of any order: a time, a packet, a time, a packet and so on."""
-
-    def track(self, name: str) -> Track:
-        """Return a new track. Its spans lie within each other or apart."""
-        uuid = _varint(self._process + len(self._tracks) + 1)
-        self._tracks.append((uuid, name))
-        return Track(self._sequence, b"\x58" + uuid)
+        """Keep a span: its begin and end in nanoseconds, its track, its name, its number (:data:`ABOUT`), its error or
+        None. It will lie on the first row of its track that was free when it began."""
 
     @property
     def full(self) -> bool:
-        """Whether earlier events were dropped, or the next one drops one."""
+        """Whether earlier ones were dropped, or the next one drops one."""
         return len(self._kept) == self._kept.maxlen
 
-    def packets(self, who: str) -> bytes:
-        """Return the bytes of the process's trace, which may be joined to others'. ``who``: the process's name."""
+    def packets(self, who: str, later: int = 0) -> bytes:
+        """Return the bytes of the process's trace, which may be joined to others'. ``who``: the process's name;
+        ``later``: nanoseconds from the spans' clock to ``CLOCK_BOOTTIME``, which is Perfetto's."""
+        free: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))  # when a track's row is
+        alike: defaultdict[tuple[str, int, str, str | None], list[int]] = defaultdict(list)
+        kept = iter([*self._kept])
+        for began, ended, track, name, number, error in zip(*[kept] * _FIELDS, strict=True):
+            row, rows = 0, free[track]
+            while rows[row] >= began:
+                row += 1
+            rows[row] = ended
+            alike[track, row, name, error].extend((began, ended, number))
+        parent = _varint(self._process)
         process = _bytes(b"\x1a", b"\x08" + _varint(self._pid) + _text(b"\x32", who))
-        parent = b"\x28" + _varint(self._process)
-        out = [_descriptor(b"\x08" + _varint(self._process) + process)]
-        out += [_descriptor(b"\x08" + uuid + parent + _text(b"\x12", name)) for uuid, name in self._tracks]
-        kept = [*self._kept]
-        times, heads = np.array(kept[::2], np.int64), kept[1::2]
-        order = np.argsort(times, kind="stable")
-        stamps = _stamps(times[order])
-        for at, index in enumerate(order.tolist()):
-            out += heads[index], stamps[at * _STAMP : (at + 1) * _STAMP]
+        out = [_descriptor(b"\x08" + parent + process)]
+        uuids = {at: _varint(self._process + 1 + n) for n, at in enumerate(dict.fromkeys(one[:2] for one in alike))}
+        for (track, _), uuid in uuids.items():
+            out.append(_descriptor(b"\x08" + uuid + b"\x28" + parent + _text(b"\x12", track)))
+        for (track, row, name, error), values in alike.items():
+            numbers = np.array(values, np.int64).reshape(-1, 3)
+            numbers[:, :2] += later
+            out.append(self._alike(_TRACK + uuids[track, row], name, error, numbers))
         return b"".join(out)
 
-
-class Track:
-    """A row of spans and marks. It returns packets up to the time. ``end``: the packet that ends the last open span.
-    ``until``: the time from which the row is free, which the caller sets."""
-
-    def __init__(self, sequence: bytes, uuid: bytes) -> None:
-        self._sequence, self._uuid, self.until = sequence, uuid, 0
-        self.end = self._packet(_END + uuid)
-        self.mark = lru_cache(64)(lambda name: self._head(_MARK, name, 0, None))
-        self._begins = lru_cache(64)(lambda *about: self._head(_BEGIN, *about))
-
-    def begin(self, name: str, number: int | None, error: str | None = None) -> bytes:
-        """Return a span's beginning, with its number (:data:`ABOUT`) and its error."""
-        digits = b"" if number is None else b"%d" % number
-        return self._begins(name, len(digits), error) + digits
-
-    def _head(self, kind: bytes, name: str, digits: int, error: str | None) -> bytes:
-        """Return a packet up to its number, whose digits follow: spans that differ by their numbers share this part."""
-        event = kind + self._uuid
+    def _alike(self, track: bytes, name: str, error: str | None, numbers: np.ndarray[Any, Any]) -> bytes:
+        """Return the packets of spans that differ by their begins, ends and numbers: copies of one's."""
+        event = _BEGIN + track + _text(_NAME, name)
         if error is not None:
-            event += _bytes(b"\x22", _text(b"\x52", "error") + _text(b"\x32", error))
-        if digits and name in ABOUT:
-            about = _text(b"\x52", ABOUT[name]) + b"\x32" + _varint(digits)
-            event += _text(_NAME, name) + b"\x22" + _varint(len(about) + digits) + about
-        else:
-            words = f"{name} " if digits else name
-            event += _NAME + _varint(len(words) + digits) + words.encode()
-        return self._packet(event, digits)
+            event += _bytes(_NOTE, _text(b"\x52", "error") + _text(b"\x32", error))
+        if name in ABOUT:
+            event += _bytes(_NOTE, _text(b"\x52", ABOUT[name]) + b"\x20" + bytes(_WIDTH))
+        first = self._packet(event)
+        span = first + self._packet(_END + track)
+        packets = np.tile(np.frombuffer(span, np.uint8), (len(numbers), 1))
+        varints = (numbers[:, :, None] >> np.arange(0, 7 * _WIDTH, 7)).astype(np.uint8) | 0x80
+        varints[:, :, -1] &= 0x7F
+        ends = [(0, len(first)), (1, len(span))]
+        if name in ABOUT:
+            ends.append((2, len(first) - _WIDTH - len(_TIMESTAMP)))
+        for number, end in ends:
+            packets[:, end - _WIDTH : end] = varints[:, number]
+        return packets.tobytes()
 
-    def _packet(self, event: bytes, digits: int = 0) -> bytes:
-        packet = self._sequence + _EVENT + _varint(len(event) + digits) + event
-        return _PACKET + _varint(len(packet) + digits + _STAMP) + packet
+    def _packet(self, event: bytes) -> bytes:
+        """Return a packet that ends with its timestamp, before which the event ends."""
+        packet = b"\x50" + _varint(self._pid) + _bytes(_EVENT, event) + _TIMESTAMP + bytes(_WIDTH)
+        return _bytes(_PACKET, packet)
 
 
 def _descriptor(track: bytes) -> bytes:
     return _bytes(_PACKET, _bytes(_DESCRIPTOR, track))
-
-
-def _stamps(times: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bytes:
-    """Return the timestamps, each of one length: a varint may have more bytes than it needs."""
-    stamps = np.empty((len(times), _STAMP), np.uint8)
-    stamps[:, 0] = _TIMESTAMP
-    stamps[:, 1:] = times[:, None] >> np.arange(0, 63, 7) & 0x7F
-    stamps[:, 1:-1] |= 0x80
-    return stamps.tobytes()
 
 
 def _varint(number: int) -> bytes:

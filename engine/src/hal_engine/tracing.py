@@ -1,9 +1,8 @@
 """``--trace FILE``: the calls of a device, their tickets and the steps as spans, for Perfetto (https://ui.perfetto.dev).
 
-A process is one device of the trace. Its rows: the hooks as the host called them; other calls, as marks, but for the
-one that begins a step; the steps, each from its first call to the end of its output, so that overlapping ones lie below
-each other; for each stream the tickets that were not done when the call returned, from the call to their end as the
-host noticed it. Ranks of a host append to one file.
+A process is one device of the trace. Its rows: the calls as the host made them; the steps, each from its first call to
+the end of its output; for each stream the tickets that were not done when the call returned, from the call to their end
+as the host noticed it. Spans that overlap lie below each other. Ranks of a host append to one file.
 """
 
 from __future__ import annotations
@@ -11,25 +10,24 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from time import CLOCK_BOOTTIME, clock_gettime_ns, monotonic_ns
 from typing import TYPE_CHECKING, Any
 
-from hal_core import DONE, InvalidValue, hookimpl
+from hal_core import DONE, InvalidValue
 
-from .perfetto import MOST, Events, Track
+from .perfetto import MOST, Spans
 
 if TYPE_CHECKING:
-    from hal_core import BoundDevice, Step, Ticket
+    from hal_core import BoundDevice, Ticket
 
 log = logging.getLogger("hal")
-_Wait = tuple["Ticket | None", int, str, str, int | None, int | None]
+_HOOKS = frozenset(("insert_tasks", "async_set_value", "broadcast_tokens", "save_output"))
+_STEP = _HOOKS - {"async_set_value"} | {"order_after_reads"}
+"""The calls that may begin a step."""
+_Wait = tuple["Ticket", int, str, str, int | None, int | None]
 """A ticket that has not ended: its call's begin; its stream, hook and number; the begin of the step that it ends."""
-_Watching = Generator[None, Any, Any]
-_now = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
-"""Perfetto's clock, in nanoseconds."""
 
 
 def begin_trace(file: str | None) -> None:
@@ -65,55 +63,31 @@ class Trace:
     """An observer that keeps spans (:mod:`hal_core.runtime.observers`)."""
 
     def __init__(self) -> None:
-        self._events = Events(os.getpid())
-        self._calls = self._events.track("calls")
+        self._spans = Spans(os.getpid())
+        self._add = self._spans.add
         self._open: dict[int, _Wait] = {}  # tickets whose end was not noticed
         self._streams: dict[int, str] = {}
-        self._rows: dict[str, list[Track]] = {}
         self._begun: int | None = None  # when the step's first call began
 
-    @hookimpl(wrapper=True)
-    def insert_tasks(self, tasks: Any, stream: object) -> _Watching:  # noqa: ANN401
-        """See the hook."""
-        return (yield from self._hook("insert_tasks", stream, len(tasks.requests)))
-
-    @hookimpl(wrapper=True)
-    def async_set_value(self, stream: object) -> _Watching:
-        """See the hook."""
-        return (yield from self._hook("async_set_value", stream))
-
-    @hookimpl(wrapper=True)
-    def broadcast_tokens(self, group: Any, stream: object) -> _Watching:  # noqa: ANN401
-        """See the hook."""
-        return (yield from self._hook("broadcast_tokens", stream, group.size))
-
-    @hookimpl(wrapper=True)
-    def save_output(self, step: Step, stream: object) -> _Watching:
-        """See the hook."""
-        return (yield from self._hook("save_output", stream, step.number))
-
-    def _hook(self, hook: str, stream: object, number: int | None = None) -> _Watching:
-        began, step = _now(), None
-        if self._begun is None and hook != "async_set_value":
-            self._begun = began
-        self._events.add((began, self._calls.begin(hook, number)))
-        try:
-            ticket = yield
-        finally:
-            self._events.add((_now(), self._calls.end))
-        if hook == "save_output":
-            step, self._begun = self._begun, None
-        if ticket is not DONE or hook == "save_output":
-            self._open[id(ticket)] = ticket, began, self._stream(stream), hook, number, step
-        return ticket
-
-    def called(self, call: str, arguments: dict[str, object]) -> None:
+    def timed(self, call: str, began: int, result: Any, arguments: tuple[Any, ...]) -> None:  # noqa: ANN401
         """See :mod:`hal_core.runtime.observers`."""
-        now = _now()
-        if self._begun is None and call == "order_after_reads":
-            self._begun = now
-        else:
-            self._events.add((now, self._calls.mark(call)))
+        ended, number = monotonic_ns(), 0
+        if call == "save_output":
+            number = arguments[-3].number
+        elif call == "insert_tasks":
+            number = len(arguments[-2])
+        elif call == "broadcast_tokens":
+            number = arguments[-2].size
+            if number == 1:  # the device receives no call
+                return
+        self._add((began, ended, "calls", call, number, None))
+        if self._begun is None and call in _STEP:
+            self._begun = began
+        if call in _HOOKS and result is not None and (result is not DONE or call == "save_output"):
+            step = None
+            if call == "save_output":
+                step, self._begun = self._begun, None
+            self._open[id(result)] = result, began, self._stream(arguments[-1]), call, number, step
 
     def ticket_ended(self, hook: str, ticket: Ticket, error: Exception | None) -> None:
         """See :mod:`hal_core.runtime.observers`."""
@@ -122,21 +96,11 @@ class Trace:
             self._end(wait, error)
 
     def _end(self, wait: _Wait, error: Exception | None) -> None:
-        now, message = _now(), None if error is None else str(error)
+        now, message = monotonic_ns(), None if error is None else str(error)
         _, began, stream, hook, number, step = wait
-        self._span(stream, began, now, hook, number, message)
+        self._add((began, now, stream, hook, number, message))
         if step is not None:
-            self._span("steps", step, now, "step", number, message)
-
-    def _span(self, name: str, began: int, ended: int, what: str, number: int | None, error: str | None) -> None:
-        """Keep a span on the first row of a name that was free when it began."""
-        rows = self._rows.setdefault(name, [])
-        row = next((row for row in rows if row.until <= began), None)
-        if row is None:
-            row = self._events.track(name)
-            rows.append(row)
-        row.until = ended
-        self._events.add((began, row.begin(what, number, error), ended, row.end))
+            self._add((step, now, "steps", "step", number, message))
 
     def _stream(self, stream: object) -> str:
         raw = getattr(stream, "raw", None)
@@ -151,6 +115,6 @@ class Trace:
         for wait in self._open.values():
             self._end(wait, None)
         self._open.clear()
-        if self._events.full:
-            log.warning("--trace: the file has the last %d events; earlier ones were left out", MOST)
-        return self._events.packets(who)
+        if self._spans.full:
+            log.warning("--trace: the file has the last %d spans; earlier ones were left out", MOST)
+        return self._spans.packets(who, clock_gettime_ns(CLOCK_BOOTTIME) - monotonic_ns())

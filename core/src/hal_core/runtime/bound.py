@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from time import monotonic_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple, cast
 
@@ -344,6 +345,8 @@ class BoundDevice:
             self._begin()
         if (type(stream) is not self._pooled or stream.pool is not self._pool) and type(stream) not in self._streams:
             arguments = self._with_stream(stream, name, arguments)
+        observers, result = self._observers, None
+        began = monotonic_ns() if observers.wants_times else 0
         try:
             result = act(*arguments)
         except HalError as error:
@@ -353,9 +356,14 @@ class BoundDevice:
         except (AttributeError, TypeError):
             self._blame(_HOOK_OF.get(name, name), signature(act).bind(*arguments).arguments)
             raise
-        # By its attribute, because isinstance on an abstract class is slow.
-        observers = self._observers
-        if (result is not DONE and getattr(result, "watched", False)) or (observers.wants_ends and name in HOOKS):
+        finally:
+            if began:
+                observers.time(name, began, result, arguments)
+        wants_end = observers.wants_ends and name in HOOKS
+        if result is DONE:
+            if wants_end:
+                observers.end(name, DONE)
+        elif wants_end or getattr(result, "watched", False):  # isinstance on an abstract class is slow
             tickets.track(name, result)
         if observers.wants_calls and name not in HOOKS:
             observers.call(name, act, arguments)

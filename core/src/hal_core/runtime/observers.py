@@ -16,6 +16,9 @@ An observer is an object with wrappers of hooks, marked as pluggy's are::
         def called(self, call, arguments):   # optional
             ...
 
+        def timed(self, call, began, result, arguments):   # optional
+            ...
+
 Its wrappers run around the device's own hook, inside the policy, in pluggy's order (``tryfirst``, ``trylast``, else the
 last registered is outermost). Its results and exceptions are dropped: the call continues with the device's own result
 or error. An observer that raises is reported once, by name. The arguments are the caller's own objects; the contract
@@ -30,6 +33,10 @@ else at the next hook call, else at :meth:`hal_core.BoundDevice.close`. ``error`
 
 ``called`` is called after each other call of the opened device that has succeeded (``state``, ``write``,
 ``update_inputs``, ``set_drafts``, ``order_after_reads``, ``copy_out`` and so on), with its arguments by name.
+
+``timed`` is called after each call of the opened device, hooks too, and takes less time than wrappers and ``called``:
+``began`` is by :func:`time.monotonic_ns`, ``result`` what the caller gets, None if it raised. ``arguments`` is a tuple
+that ends with those of the method of :class:`hal_core.BoundDevice`, in its order.
 """
 
 from __future__ import annotations
@@ -48,6 +55,7 @@ from ..contract import hookspecs
 from ..contract.capabilities import HOOKS
 from ..contract.markers import PROJECT
 from ..errors import InvalidValue
+from ..tickets import DONE
 
 if TYPE_CHECKING:
     from ..contract.device import Hooks
@@ -67,6 +75,7 @@ class Observers:
         self._names: list[str] = []
         self._ended: list[tuple[str, Callable[..., object]]] = []
         self._called: list[tuple[str, Callable[..., object]]] = []
+        self._timed: list[tuple[str, Callable[..., object]]] = []
         self._reported: set[str] = set()
         self.hooks = cast("Hooks", SimpleNamespace())
         """The four hooks with their observers; a hook without observers is the device's own."""
@@ -74,6 +83,8 @@ class Observers:
         """Whether any observer has a ``ticket_ended``."""
         self.wants_calls = False
         """Whether any observer has a ``called``."""
+        self.wants_times = False
+        """Whether any observer has a ``timed``."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -85,15 +96,15 @@ class Observers:
         an unknown hook."""
         wrappers = {hook: _wrapper(plugin, hook) for hook in HOOKS}
         wrong = [hook for hook in dir(plugin) if hook not in HOOKS and _marked(plugin, hook)]
-        ended, called = getattr(plugin, "ticket_ended", None), getattr(plugin, "called", None)
+        ended, called, timed = (getattr(plugin, optional, None) for optional in ("ticket_ended", "called", "timed"))
         if wrong:
             raise self._refused(
                 name, f"wraps {', '.join(wrong)}, which is no hook", f"the hooks are {', '.join(HOOKS)}"
             )
-        if not any(wrappers.values()) and not callable(ended) and not callable(called):
+        if not any(wrappers.values()) and not any(map(callable, (ended, called, timed))):
             raise self._refused(
                 name,
-                "has no wrapper of a hook, no ticket_ended and no called",
+                "has no wrapper of a hook, no ticket_ended, no called and no timed",
                 "mark a method that has a hook's name with hookimpl(wrapper=True)",
             )
         if name in self._names:
@@ -109,6 +120,9 @@ class Observers:
         if callable(called):
             self._called.append((name, called))
             self.wants_calls = True
+        if callable(timed):
+            self._timed.append((name, timed))
+            self.wants_times = True
 
     def _observed_hook(self, hook: str) -> Callable[..., Ticket]:
         """Return the device's hook inside its wrappers, in pluggy's order, each with the arguments that it names."""
@@ -123,7 +137,7 @@ class Observers:
 
     def end(self, hook: str, ticket: Ticket) -> None:
         """Call each observer's ``ticket_ended`` for a ticket that has ended."""
-        error = ticket.failure()
+        error = None if ticket is DONE else ticket.failure()
         for name, ended in self._ended:
             try:
                 ended(hook=hook, ticket=ticket, error=error)
@@ -138,6 +152,14 @@ class Observers:
                 called(call=call, arguments=given)
             except Exception as met:  # noqa: BLE001 (an observer cannot change the call; its error is reported)
                 self.report(name, "called", met)
+
+    def time(self, call: str, began: int, result: object, arguments: Sequence[object]) -> None:
+        """Call each observer's ``timed`` after a call."""
+        for name, timed in self._timed:
+            try:
+                timed(call, began, result, arguments)
+            except Exception as met:  # noqa: BLE001 (an observer cannot change the call; its error is reported)
+                self.report(name, "timed", met)
 
     def report(self, name: str, where: str, error: BaseException) -> None:
         """Log, once, that an observer raised; it continues to observe."""

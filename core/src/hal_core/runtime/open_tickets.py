@@ -7,7 +7,7 @@ from threading import Lock
 from typing import Any
 
 from ..contract.capabilities import HOOKS
-from ..tickets import DONE, Ticket
+from ..tickets import Ticket
 from .observers import Observers
 
 _kinds: set[type] = set()
@@ -30,18 +30,14 @@ class OpenTickets:
         self.for_observers: list[tuple[str, Ticket]] = []
 
     def track(self, hook: str, ticket: Any) -> None:  # noqa: ANN401 (what any call returns)
-        """Track the result of a call if it is a ticket whose end must be reported."""
+        """Track the result of a call if it is a ticket that may not be done and whose end must be reported."""
         if type(ticket) not in _kinds:
             if not isinstance(ticket, Ticket):  # slow for an abstract class
                 return
             _kinds.add(type(ticket))
-        if ticket is not DONE and ticket.watched:
+        if ticket.watched:
             self.pending.setdefault(ticket if ticket.order is None else ticket.order, deque()).append(ticket)
-        if not self._observers.wants_ends or hook not in HOOKS:
-            return
-        if ticket is DONE:
-            self._observers.end(hook, ticket)
-        else:
+        if self._observers.wants_ends and hook in HOOKS:
             self.for_observers.append((hook, ticket))
             ticket.call_at_end(self.report_ends)
 
@@ -49,8 +45,8 @@ class OpenTickets:
         """Report ended tickets to observers, each once; from any thread."""
         with self._reporting:
             ended = [entry for entry in self.for_observers if entry[1].done()]
-            if ended:
-                self.for_observers = [entry for entry in self.for_observers if entry not in ended]
+            for entry in ended:
+                self.for_observers.remove(entry)
         for hook, ticket in ended:
             self._observers.end(hook, ticket)
 
