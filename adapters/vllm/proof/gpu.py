@@ -228,14 +228,14 @@ def same_bytes(device: str, sequences: int = 30) -> bool:
             for name in [one for one in live if draw.random() < 0.25]:
                 live.remove(name)
                 assert len({side.requests.remove_request(name) for side in sides}) == 1
-            before = number
+            before, running = number, list(live)
             while len(live) < 16 and draw.random() < 0.7:
                 number += 1
                 drawn = drawn_request(draw, length, groups)
                 live.append(f"r{number}")
                 for side in sides:
                     side.add(live[-1], drawn)
-            for name in [one for one in live if draw.random() < 0.5]:
+            for name in [one for one in running if draw.random() < 0.5]:  # 0.24 has room for one write a row and group
                 row = sides[0].requests.req_id_to_index[name]
                 if int(sides[0].tables.num_blocks.np[:, row].max()) < length // 16:
                     more = tuple([draw.randrange(500)] for _ in range(groups))
