@@ -19,7 +19,7 @@ from hal_core import FinishReason, HalError, OutputRecord, SamplingParams, SlotS
 from hal_engine.children import API_KEY, environment
 from hal_engine.distributed.control_messages import Abort, Failed
 from hal_engine.generation import Ranks
-from hal_engine.generation.link import EngineLink
+from hal_engine.generation.link import _AT_ONCE, EngineLink
 from hal_engine.generation.plan import ModelPlan
 from hal_engine.streams import Stream, Streams
 from hal_engine.transport.channel import Channel
@@ -39,7 +39,7 @@ def link_of(turns=()):
     link.close_ends = lambda: [*map(os.close, (link._wake_end, link._wake)), link._channel.close(), other.close()]
     left = iter(turns)
     link._end_here = SimpleNamespace(receive=lambda: next(left, []), send=done.append)
-    link._streams, link._received, link._posted = Streams(), deque(), False
+    link._streams, link._received, link._posted, link._is_giving = Streams(), deque(), False, False
     link._trouble, link._error, link._read_end = None, None, -1
     link._loop = SimpleNamespace(call_soon=done.append, call_soon_threadsafe=done.append)
     link._process = SimpleNamespace(poll=lambda: None)
@@ -89,7 +89,7 @@ def test_a_failure_follows_all_records_that_came_before_it():
         link._watch()
     link.close_ends()
     assert [part.token_ids for part in parts] == [(7, 7, 7)]
-    assert done == [link._give_rest], "nothing waits but what is behind the requests that begin"
+    assert done == [link._give_rest], "it is posted once"
 
 
 def test_a_busy_loop_is_posted_to_once_and_takes_all_records_as_one_part():
@@ -121,10 +121,30 @@ def test_requests_that_begin_or_end_are_given_before_the_others():
     assert given == [("c", (7,))]
     link._received += [record(4)]
     link._give()
-    assert given == [("c", (7,)), ("a", (7, 7))], "no request begins or ends: nothing waits"
+    assert given == [("c", (7,))]
     posts.pop()()
-    assert len(given) == 2
+    assert given == [("c", (7,)), ("a", (7, 7))], "what came meanwhile is one part"
     assert not posts
+    link.close_ends()
+
+
+def test_the_loop_goes_round_between_the_parts_of_many_requests():
+    link, posts = link_of()
+    names, given = tuple(f"r{at}" for at in range(3 * _AT_ONCE)), []
+    for name in names:
+        stream_of(link, name, given)
+    link._received += [record(0, names)]
+    link._give()
+    assert len(given) == len(names), "all begin"
+    posts.pop()()
+    link._received += [record(1, names)]
+    link._give()
+    counts = []
+    while posts:
+        counts.append(len(given))
+        posts.pop()()
+    assert counts == [(3 + at) * _AT_ONCE for at in range(3)]
+    assert len(given) == 2 * len(names)
     link.close_ends()
 
 

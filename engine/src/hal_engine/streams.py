@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 import msgspec
 from hal_core import FinishReason, HalError, InvalidValue, OutputRecord, OutputRow
@@ -158,15 +159,19 @@ class Streams:
     def give(self) -> None:
         """Give all that was collected."""
         self.give_edges()
-        fresh, self._fresh = self._fresh, {}
-        self._give_all(fresh)
+        self.give_some(len(self._fresh))
 
-    def give_edges(self) -> bool:
-        """Give what was collected of requests that begin or end; return whether there are any. Their clients wait: for
-        a head, or to send the next request."""
+    def give_some(self, most: int) -> bool:
+        """Give what was collected of at most so many requests, the earliest first; return whether some is left."""
+        fresh = self._fresh
+        self._give_all({name: fresh.pop(name) for name in list(islice(fresh, most))})
+        return bool(fresh)
+
+    def give_edges(self) -> None:
+        """Give what was collected of requests that begin or end, whose clients wait: for a head, or to send the next
+        request."""
         edges, self._edges = self._edges, {}
         self._give_all(edges)
-        return bool(edges)
 
     def _give_all(self, streams: dict[str, Stream]) -> None:
         for name, stream in streams.items():

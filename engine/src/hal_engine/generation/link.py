@@ -35,6 +35,8 @@ from hal_engine.transport.urls import remove_folders_of_killed
 from .pulse import PulseWatch
 
 Put = Callable[[Part | HalError], object]
+_AT_ONCE = 32
+"""Requests that are given their parts in one call, some half a millisecond: the loop goes round in between."""
 _TAIL = 400
 """Last characters of the process's output that an error shows."""
 _CHILD = TIED + "from hal_engine.generation.process import main; main()"
@@ -71,6 +73,7 @@ class EngineLink:
         self._streams = Streams()
         self._received = deque[OutputRecord | Ended | _Failure]()  # for the event loop, in order
         self._posted = False  # it is going to take them
+        self._is_giving = False  # it is going to give more of what it has taken
         self._trouble: HalError | None = None  # the loop has read it, or found it
         self._error: HalError | None = None
         self._silent: Unavailable | None = None  # while the process does not beat
@@ -282,17 +285,20 @@ class EngineLink:
             self._streams.collect(*records)
         except HalError as error:
             self._stop(error)
-        if self._streams.give_edges():  # the tasks that this wakes run before the rest is given
-            self._loop.call_soon(self._give_rest)
-            self._abort(aborts)
-        else:
-            self._give_rest(aborts)
-
-    def _give_rest(self, aborts: Sequence[str] = ()) -> None:
-        self._streams.give()
+        self._streams.give_edges()
         self._abort(aborts)
+        if not self._is_giving:
+            self._is_giving = True
+            self._loop.call_soon(self._give_rest)  # behind the tasks that were woken
 
-    def _abort(self, names: Sequence[str]) -> None:
+    def _give_rest(self) -> None:
+        """Give some, and the others when the loop has gone round: requests come in between."""
+        self._is_giving = self._streams.give_some(_AT_ONCE)
+        self._abort()
+        if self._is_giving:
+            self._loop.call_soon(self._give_rest)
+
+    def _abort(self, names: Sequence[str] = ()) -> None:
         """Abort these, and what stop texts have ended."""
         for name in (*names, *self._streams.stopped):
             self._send(Abort(name))

@@ -89,7 +89,7 @@ class Server:
         self._drain, self._opened, self._on_failure = drain or Drain(30.0), asyncio.Event(), on_failure
         self._error: HalError | None = None
         self._threads = ThreadPoolExecutor(2, "hal-bodies")
-        self._turns, self._pieces = Turns(4), Turns(1)  # of requests that begin or are first answered; of large bodies
+        self._turns, self._pieces = Turns(2), Turns(1)  # of requests that begin or are first answered; of large bodies
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
