@@ -240,7 +240,8 @@ def test_g03_the_call_returns_while_held_for_values_of_any_size(kit: Kit) -> Non
 
 @guarantee(4, requires=("async_h2d", "can_hold_stream"), also=(1,))
 @pytest.mark.parametrize(
-    ("value", "length"), [*(("array", length) for length in ((1 << 16) - 1, 1 << 16, MIB)), ("fill of 0", 16 * MIB)]
+    ("value", "length"),
+    [*(("array", length) for length in ((1 << 16) - 1, 1 << 16, MIB, 9 * MIB)), ("fill of 0", 16 * MIB)],
 )
 def test_g04_a_large_value_comes_after_small_writes_to_its_bytes(kit: Kit, value: str, length: int) -> None:
     """Small writes, a large one over them, and small ones again, all queued while their stream is held. The fill is so

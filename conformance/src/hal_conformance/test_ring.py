@@ -376,27 +376,30 @@ def test_g26_a_value_that_finds_no_device_memory_is_refused_whole(kit: Kit, rows
         lines.check("a value larger than the ring, once there is memory again")
 
 
-@guarantee(3, requires=NEEDS)
-def test_g03_an_insertion_refused_by_a_full_ring_can_be_repeated(small: Kit) -> None:
-    fixture = World(small, StateConfig(num_slots=40, max_model_len=16_384, block_size=16, max_logprobs=0))
-    waiting: list[Task] = []
+@guarantee(3, requires=NEEDS, also=(8,))
+@pytest.mark.parametrize(("together", "tokens"), [(1, 16_000), (20, 1800)], ids=["one by one", "twenty at once"])
+def test_g03_an_insertion_refused_by_a_full_ring_can_be_repeated(small: Kit, together: int, tokens: int) -> None:
+    """What is left of the ring holds some of the last batch's bytes, and none of them is written."""
+    fixture = World(small, StateConfig(num_slots=80, max_model_len=16_384, block_size=16, max_logprobs=0))
+    waiting: list[list[Task]] = []
     with small.held(fixture.stream), impatient(small):
-        for slot in range(40):
-            request = fixture.state.admit(
-                Request(f"r{slot}", (noise(slot, 4 * 16_000).view(np.uint32) % 2**31).tolist())
-            )
-            fixture.model.requests[request.admission_id] = Request(f"r{slot}", request.tokens.tolist())
-            task = Task(TaskKind.PREFILL, slot, request, 0, request.total, list(range(1000)))
+        for first in range(0, 40 if together == 1 else 80, together):
+            tasks = []
+            for slot in range(first, first + together):
+                ids = (noise(slot, 4 * tokens).view(np.uint32) % 2**31).tolist()
+                request = fixture.state.admit(Request(f"r{slot}", ids))
+                fixture.model.requests[request.admission_id] = Request(f"r{slot}", ids)
+                tasks.append(Task(TaskKind.PREFILL, slot, request, 0, request.total, list(range(tokens // 16 + 1))))
             try:
-                fixture.insert([task])
+                fixture.insert(tasks)
             except Exception as error:  # noqa: BLE001 (whatever it is, it must be the contract's)
                 refusal(small, error, "insert_tasks")
-                waiting.append(task)
+                waiting.append(tasks)
         assert waiting or not staged_by_the_ring(small), "40 rows of 128 KB went into a held ring of 1 MiB"
     drain(fixture.stream)
-    fixture.check(f"{40 - len(waiting)} insertions were taken, {len(waiting)} refused")
-    for task in waiting:
-        fixture.enter([task])
+    fixture.check(f"insertions of {together} were taken until the ring was full, and {len(waiting)} refused")
+    for tasks in waiting:
+        fixture.enter(tasks)
     fixture.check("what had been refused was inserted")
 
 
