@@ -81,7 +81,9 @@ def compare(case: str, model: str, folder: Path) -> bool:
         found[name] = [json.loads(one) for one in lines.read_text().splitlines()] if lines.exists() else []
         last = [one[:200] for one in done.stderr.splitlines() if "Error" in one][-1:]
         say(case=case, hal=name, status=done.returncode, error=last, seen=[one for one in found[name] if "rate" in one])
-        failed += [name] if done.returncode else []
+        if done.returncode:
+            failed.append(name)
+            print(done.stdout[-4000:], done.stderr[-4000:], sep="\n", file=sys.stderr, flush=True)
     if failed != [name for name in unpinned if name != "on"]:  # vLLM's own does not start without pinned memory
         return False
     own, over = ([one for one in found[side] if "tokens" in one] for side in ("off", "on"))

@@ -57,21 +57,23 @@ def test_the_thirty_sequences_find_every_fault():
     assert found == list(runpy.run_path(script)["LIARS"]), done.stdout
 
 
-WRONG = """
+AUTHORS = """
 from hal_vllm.batch_kernels import _get_num_sampled_and_rejected_kernel as right
-def wrong(num_sampled_ptr, num_rejected_ptr, *others):
-    right(num_sampled_ptr, num_rejected_ptr, *others)
-    num_rejected_ptr += 1
-KERNELS = {"vllm.v1.worker.gpu.input_batch._get_num_sampled_and_rejected_kernel": wrong}
+def mine(sampled, rejected, *others):
+    right(sampled, rejected, *others)
+    rejected += WRONG
+KERNELS = {"vllm.v1.worker.gpu.input_batch._get_num_sampled_and_rejected_kernel": mine}
 """
 
 
-def test_an_authors_wrong_kernel_is_named(tmp_path):
-    (tmp_path / "mine.py").write_text(WRONG)
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_an_authors_kernel_names_its_parameters_as_it_likes_and_a_wrong_one_is_named(tmp_path, wrong):
+    (tmp_path / "mine.py").write_text(AUTHORS.replace("WRONG", str(wrong)))
     options = ("--count", "3", "--kernels", "mine:KERNELS")
     done = run("-m", "hal", "vllm", "check", *options, PYTHONPATH=str(tmp_path))
-    assert done.returncode == 1, done.stderr
-    assert "differs          _get_num_sampled_and_rejected_kernel (sequence" in done.stdout
+    assert done.returncode == wrong, done.stdout + done.stderr
+    assert ("differs          _get_num_sampled_and_rejected_kernel (sequence" in done.stdout) == bool(wrong)
+    assert "looks otherwise" not in done.stdout
 
 
 def test_a_worker_takes_hals_classes_and_says_so_in_one_line():

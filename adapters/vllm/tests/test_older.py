@@ -61,7 +61,7 @@ def test_a_worker_takes_hals_classes():
     ("device", "triton", "change", "named"),
     [
         ("", "triton", "", "Unavailable vLLM 0.24.0 found no device of torch's on this machine (install"),
-        ("cpu", "no", "", "Unavailable without Triton hal needs vLLM's register_kernels, which this version lacks (in"),
+        ("cpu", "no", "", "Unavailable hal's kernels need vLLM's register_kernels, which this version lacks (in"),
         ("cpu", "triton", "buffer_utils.UvaBackedTensor.more = lambda self: None", "UvaBackedTensor.more: hal has no"),
     ],
 )

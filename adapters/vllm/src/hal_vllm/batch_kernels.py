@@ -98,8 +98,7 @@ def _prepare_prefill_inputs_kernel(a: SimpleNamespace) -> None:
     tokens = Runs(starts, a.input_ids.shape[0])
     mask = tokens.inside & prefill[tokens.of]
     where = (computed[tokens.of] + tokens.local).clamp(max=last)
-    ids = a.input_ids[: tokens.count]
-    ids.copy_(torch.where(mask, every[rows[tokens.of], where], ids))
+    tokens.fill(a.input_ids, every[rows[tokens.of], where], mask)
     for ahead in range(a.num_lookahead):
         at = computed + starts.diff() + ahead
         follows = torch.where(at < lens, every[rows, at.clamp(max=last)], 0)
@@ -117,8 +116,7 @@ def _prepare_pos_seq_lens_kernel(a: SimpleNamespace) -> None:
     a.seq_lens[:n] = computed + starts.diff()
     a.seq_lens[n : a.max_num_reqs] = 0
     tokens = Runs(starts, a.pos.shape[0])
-    where = a.pos[: tokens.count]
-    where.copy_(torch.where(tokens.inside, (computed[tokens.of] + tokens.local).to(where.dtype), where))
+    tokens.fill(a.pos, computed[tokens.of] + tokens.local)
 
 
 @kernel(
@@ -133,7 +131,7 @@ def _combine_sampled_and_draft_tokens_kernel(a: SimpleNamespace) -> None:
     logits = Runs(a.cu_num_logits[: n + 1], a.logits_indices.shape[0])
     counts = a.cu_num_logits[: n + 1].diff()[logits.of]
     where = (a.query_start_loc[1 : n + 1][logits.of] - counts + logits.local).long()
-    a.logits_indices[: logits.count] = torch.where(logits.inside, where, a.logits_indices[: logits.count])
+    logits.fill(a.logits_indices, where)
     rows, lens = a.idx_mapping[logits.of], a.seq_lens[:n][logits.of]
     begin = a.prefill_len[rows]
     sampled, tokens = logits.local < fresh, a.last_sampled_tokens.view(-1)[rows]
@@ -193,8 +191,5 @@ def _post_update_num_computed_tokens_kernel(a: SimpleNamespace) -> None:
 def _expand_idx_mapping_kernel(a: SimpleNamespace) -> None:
     """The request of each logits row, and the row's number in it."""
     logits = Runs(a.cu_num_logits[: a.idx_mapping.shape[0] + 1], a.expanded_idx_mapping.shape[0])
-    for target, values in (
-        (a.expanded_idx_mapping[: logits.count], a.idx_mapping[logits.of]),
-        (a.expanded_local_pos[: logits.count], logits.local),
-    ):
-        target.copy_(torch.where(logits.inside, values.to(target.dtype), target))
+    logits.fill(a.expanded_idx_mapping, a.idx_mapping[logits.of])
+    logits.fill(a.expanded_local_pos, logits.local)

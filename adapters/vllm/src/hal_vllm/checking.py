@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from hal_core import Unavailable
@@ -93,13 +92,12 @@ def check(
     else:
         host = import_module("vllm.v1.worker.cpu.buffer_utils").UvaBuffer
         vars(import_module("vllm.v1.worker.gpu.buffer_utils"))["UvaBuffer"] = host
-    from .installing import _device_of, open_stage
+    from .installing import open_stage
     from .sequences import Sequence
     from .sides import Differs, Sides
 
     report = Report()
-    kind = torch.device(platform.device_type)
-    stage = open_stage(device or _device_of(kind.type), kind)
+    stage = open_stage(device, torch.device(platform.device_type))
     sides = Sides(replacements(stage, kernels or {}, report))
     for seed in range(first, first + count):
         try:
@@ -113,38 +111,22 @@ def check(
 
 def replacements(stage: Any, kernels: Mapping[str, Callable[..., Any]], report: Report) -> dict[int, Any]:  # noqa: ANN401
     """Return the id of each of vLLM's objects to the one in its place, and report what looks otherwise."""
-    from .buffers import CLASSES, classes_over
+    from .buffers import classes_over
     from .installing import BUFFERS
-    from .kernels import GPU, KERNELS, METHODS, REJECTION, REJECTION_SAMPLE
+    from .kernels import FUNCTIONS, GPU, KERNELS, kernel_in
     from .launching import REGISTRY
-    from .signatures import differences_of_class, differences_of_function
+    from .signatures import compare_classes, compare_functions
 
-    if find_spec(REGISTRY) is None:
-        raise Unavailable("this vLLM has no registry of kernels to compare by", cure="check vLLM 0.32")
-    dispatcher, owner = import_module(REGISTRY), import_module(BUFFERS)
     import_module(f"{GPU}.model_runner")
-    found: dict[int, Any] = {}
-    over = classes_over(stage)
-    for name in CLASSES:
-        theirs = getattr(owner, name, None)
-        if theirs is not None:
-            report.changed += differences_of_class(name, theirs)
-            found[id(theirs)] = over[name]
-    for name, ours in (KERNELS | dict(kernels)).items():
-        module, kernel = name.rsplit(".", 1)
-        theirs = getattr(import_module(module), kernel, None)
-        if theirs is None:
-            report.changed.append(f"{name}: vLLM has none")
-            continue
-        report.changed += differences_of_function(kernel, theirs, ours) if name in KERNELS else []
-        found[id(theirs)] = dispatcher.KernelOverride(theirs, ours)
-    tables = import_module(f"{GPU}.block_table").BlockTables
-    for method, ours in METHODS.items():
-        report.changed += differences_of_function(f"BlockTables.{method}", getattr(tables, method), ours)
-        if f"{GPU}.block_table._{method}_kernel" not in kernels:
-            found[id(getattr(tables, method))] = ours
-    module, function = REJECTION.rsplit(".", 1)
-    theirs = getattr(import_module(module), function)
-    report.changed += differences_of_function(function, theirs, REJECTION_SAMPLE)
-    found[id(theirs)] = REJECTION_SAMPLE
+    known, over = KERNELS | FUNCTIONS, classes_over(stage)
+    functions, lines = compare_functions(known, kernels)
+    classes, changed = compare_classes(import_module(BUFFERS))
+    report.changed += changed + lines
+    found: dict[int, Any] = {id(theirs): over[name] for name, theirs in classes.items()}
+    for name, theirs in functions.items():
+        ours = kernels.get(name) or known[name]
+        if name not in FUNCTIONS:
+            found[id(theirs)] = import_module(REGISTRY).KernelOverride(theirs, ours)
+        elif kernel_in(name) not in kernels:
+            found[id(theirs)] = ours
     return found

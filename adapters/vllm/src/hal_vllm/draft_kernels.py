@@ -67,10 +67,9 @@ def _ngram_finalize_kernel(a: SimpleNamespace) -> None:
 def _flatten_sampled_kernel(a: SimpleNamespace) -> None:
     """The sampled tokens, laid beside their logits."""
     logits = Runs(a.cu_num_logits[: a.num_sampled.shape[0] + 1], a.flat_sampled.shape[0])
-    flat = a.flat_sampled[: logits.count]
     mask = logits.inside & (logits.local < a.num_sampled[logits.of])
     tokens = a.sampled[logits.of, logits.local.clamp(max=a.sampled.shape[1] - 1).long()]
-    flat.copy_(torch.where(mask, tokens.to(flat.dtype), flat))
+    logits.fill(a.flat_sampled, tokens, mask)
 
 
 @kernel(

@@ -20,17 +20,17 @@ import hal
 from hal import selection
 
 from . import figures, kernels
-from .buffers import CLASSES, classes_over
-from .kernels import GPU, KERNELS, METHODS, REJECTION
+from .buffers import classes_over
+from .kernels import FUNCTIONS, GPU, KERNELS, kernel_in
 from .launching import REGISTRY
 from .settings import Settings
 from .signatures import (
-    OPTIONAL,
     TESTED,
     check_known,
     check_unreplaced,
-    differences_of_class,
-    differences_of_function,
+    compare_classes,
+    compare_functions,
+    owner_of,
 )
 from .stage import Stage
 
@@ -101,19 +101,14 @@ def prepare(settings: Settings, *, triton: bool, kind: str) -> Prepared:
     if vllm not in TESTED:
         made.left.append(f"vLLM {vllm} was not compared: {' and '.join(TESTED)} were")
     owner = import_module(BUFFERS)
-    found: dict[str, type[Any]] = {name: vars(owner)[name] for name in CLASSES if name in vars(owner)}
-    differing = [f"{name}: vLLM has none" for name in CLASSES if name not in found and name not in OPTIONAL]
-    if settings.mode != "kernels":
-        check_unreplaced(BUFFERS, found)
-        check_unreplaced(BUFFERS, _imported(found))
-        for name, cls in found.items():
-            differing += differences_of_class(name, cls)
-    if not triton:
-        differing += _prepare_kernels(made)
-    check_known(differing, settings, vllm)
+    differing = [] if triton else _prepare_kernels(made)
     if settings.mode == "kernels":
+        check_known(differing, settings, vllm)
         made.left.append("vLLM's own buffers")
         return made
+    found, lines = compare_classes(owner)
+    check_unreplaced(BUFFERS, found | _imported(found))
+    check_known(lines + differing, settings, vllm)
     import_module(f"{GPU}.model_runner")  # whatever it raises, it raises before anything is replaced
     uva = settings.uva and tensors.type != "cpu" and bool(owner.is_uva_available())
     made.device = settings.device or _device_of(tensors.type)
@@ -161,26 +156,12 @@ def _imported(classes: Mapping[str, type[Any]]) -> dict[str, type[Any]]:
 
 def _prepare_kernels(made: Prepared) -> list[str]:
     """Choose the kernels, and return how vLLM's differ from those that hal knows."""
-    if find_spec(REGISTRY) is None:
-        cure = "install Triton, or vLLM 0.32"
-        raise Unavailable("without Triton hal needs vLLM's register_kernels, which this version lacks", cure=cure)
-    dispatcher = import_module(REGISTRY)
-    lines = []
-    for name, ours in KERNELS.items():
-        module, kernel = name.rsplit(".", 1)
-        theirs = getattr(import_module(module), kernel, None)
-        if isinstance(theirs, dispatcher.KernelOverride):
-            made.left.append(f"{kernel}: registered by another")
-        elif theirs is None:
-            lines.append(f"{name}: vLLM has none")
-        else:
-            lines += differences_of_function(kernel, theirs, ours)
-            made.overrides[name] = ours
-    tables = import_module(f"{GPU}.block_table")
-    for method, own in METHODS.items():
-        lines += differences_of_function(f"BlockTables.{method}", getattr(tables.BlockTables, method), own)
-    module, function = REJECTION.rsplit(".", 1)
-    lines += differences_of_function(function, getattr(import_module(module), function), kernels.REJECTION_SAMPLE)
+    found, lines = compare_functions(KERNELS | FUNCTIONS)
+    for name, theirs in found.items():
+        if isinstance(theirs, import_module(REGISTRY).KernelOverride):
+            made.left.append(f"{name.rpartition('.')[2]}: registered by another")
+        elif name in KERNELS:
+            made.overrides[name] = KERNELS[name]
     import_module(f"{GPU}.model_runner")  # with all that a request may launch
     made.refused = kernels.lacking(dict(sys.modules))
     made.overrides |= {name: kernels.refusing(name) for name in made.refused}
@@ -227,13 +208,12 @@ def _install_kernels(overrides: Mapping[str, kernels.Function]) -> None:
     except AttributeError as error:  # vLLM 0.32 asks every loaded object for its __dict__
         what = f"vLLM's register_kernels failed: {error}"
         raise Unavailable(what, cure="load no plugin that imports numba or cffi before the workers start") from error
-    tables = import_module(f"{GPU}.block_table").BlockTables
-    given = import_module(REGISTRY).KernelOverride
-    for method, ours in METHODS.items():
-        if not isinstance(getattr(import_module(f"{GPU}.block_table"), f"_{method}_kernel"), given):
-            setattr(tables, method, ours)
-    module, function = REJECTION.rsplit(".", 1)
-    rename({function: getattr(import_module(module), function)}, {function: kernels.REJECTION_SAMPLE})
+    for name, ours in FUNCTIONS.items():
+        inner, kernel = owner_of(kernel_in(name))
+        if not isinstance(getattr(inner, kernel, None), import_module(REGISTRY).KernelOverride):
+            owner, own = owner_of(name)
+            rename({own: getattr(owner, own)}, {own: ours})
+            setattr(owner, own, ours)
     vars(import_module(f"{GPU}.spec_decode.ngram.speculator"))["HAS_TRITON"] = True
 
 

@@ -15,18 +15,21 @@ from hal_core import Unavailable
 from . import batch_kernels, draft_kernels, sampling_kernels
 from .launching import GPU, KERNELS
 
-__all__ = ["GPU", "KERNELS", "METHODS", "REJECTION", "REJECTION_SAMPLE", "lacking", "refusing", "sampling_kernels"]
+__all__ = ["FUNCTIONS", "GPU", "KERNELS", "lacking", "refusing", "sampling_kernels"]
 
 Function = Callable[..., Any]
-METHODS: dict[str, Function] = {
-    "gather_block_tables": batch_kernels.gather_block_tables,
-    "compute_slot_mappings": batch_kernels.compute_slot_mappings,
+FUNCTIONS: dict[str, Function] = {
+    f"{GPU}.block_table.BlockTables.gather_block_tables": batch_kernels.gather_block_tables,
+    f"{GPU}.block_table.BlockTables.compute_slot_mappings": batch_kernels.compute_slot_mappings,
+    f"{GPU}.spec_decode.rejection_sampler.rejection_sample": draft_kernels.rejection_sample,
 }
-"""Methods of vLLM's ``BlockTables`` in the place of kernels that read tensors by their addresses."""
-REJECTION = f"{GPU}.spec_decode.rejection_sampler.rejection_sample"
-"""The name of the one function that is replaced, with five kernels in it."""
-REJECTION_SAMPLE: Function = draft_kernels.rejection_sample
-IN_METHODS = {f"{GPU}.block_table._{name}_kernel" for name in METHODS}
+"""What is replaced with the kernels in it: two methods whose kernels read tensors by their addresses, and a function
+with five kernels."""
+
+
+def kernel_in(name: str) -> str:
+    """Return the name of the kernel in a method of :data:`FUNCTIONS`; who registers that one keeps vLLM's method."""
+    return name.replace("BlockTables.", "_") + "_kernel"
 
 
 def refusing(name: str) -> Function:
@@ -46,11 +49,11 @@ def lacking(modules: dict[str, Any]) -> list[str]:
 
     Without Triton a kernel is the plain function that its decorator was given; a registered one is no function.
     """
-    found = []
+    found, known = [], {*KERNELS, *map(kernel_in, FUNCTIONS)}
     for name, module in modules.items():
         if name.startswith(GPU + "."):
             for key, value in vars(module).items():
                 own = isinstance(value, FunctionType) and value.__module__ == name
-                if own and key.endswith("_kernel") and f"{name}.{key}" not in IN_METHODS | set(KERNELS):
+                if own and key.endswith("_kernel") and f"{name}.{key}" not in known:
                     found.append(f"{name}.{key}")
     return sorted(found)

@@ -22,6 +22,11 @@ class Runs:
         self.of = of.clamp(max=starts.shape[0] - 2)
         self.local = places - starts[self.of]
 
+    def fill(self, target: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """Set the places of ``target`` that lie in a run, or those of ``mask``."""
+        part = target[: self.count]
+        part.copy_(torch.where(self.inside if mask is None else mask, values.to(part.dtype), part))
+
 
 def put(target: torch.Tensor, places: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> None:
     """Write ``values`` to the flat ``places`` of a contiguous integer tensor where ``mask``; no two of these places are

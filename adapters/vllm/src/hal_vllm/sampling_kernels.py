@@ -197,8 +197,7 @@ def _prompt_logprobs_token_ids_kernel(a: SimpleNamespace) -> None:
     tokens = Runs(a.query_start_loc[: rows.shape[0] + 1], out.shape[0])
     flat = a.all_token_ids.view(-1)
     at = rows[tokens.of] * a.all_token_ids_stride + a.num_computed_tokens[rows][tokens.of] + 1 + tokens.local
-    part = out[: tokens.count]
-    part.copy_(torch.where(tokens.inside, flat[at.clamp(max=flat.shape[0] - 1)].to(part.dtype), part))
+    tokens.fill(out, flat[at.clamp(max=flat.shape[0] - 1)])
 
 
 @kernel(

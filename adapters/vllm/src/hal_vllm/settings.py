@@ -8,12 +8,8 @@ from dataclasses import dataclass
 
 from hal_core import InvalidValue
 
-MODES = {
-    "": "buffers over a hal device; kernels of torch's operations where there is no Triton",
-    "on": "the same",
-    "kernels": "vLLM's own buffers; kernels where there is no Triton",
-    "off": "vLLM as it is",
-}
+MODES = ("", "on", "kernels", "off")
+"""Twice: buffers over a hal device and, without Triton, torch's kernels. Then those kernels alone, and neither."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,15 @@ Compared with vLLM 0.24.0 and 0.32.0 (2026-11-29). What looks otherwise is refus
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from hal_core import Unavailable
 
 from .buffers import CLASSES
+from .launching import REGISTRY
 from .settings import Settings
 
 TESTED = ("0.24.0", "0.32.0")
@@ -58,6 +61,46 @@ def differences_of_function(name: str, theirs: Callable[..., Any], ours: Callabl
     """Return how the parameters of a kernel or method differ from those of hal's in its place, as a line or none."""
     found, known = parameters(theirs), parameters(ours)
     return [] if found == known else [f"{name}({', '.join(found)}): hal knows ({', '.join(known)})"]
+
+
+def compare_classes(owner: object) -> tuple[dict[str, type[Any]], list[str]]:
+    """Return vLLM's classes in its module of buffers that hal has, and how they differ."""
+    found: dict[str, type[Any]] = {name: vars(owner)[name] for name in CLASSES if name in vars(owner)}
+    lines = [f"{name}: vLLM has none" for name in CLASSES if name not in found and name not in OPTIONAL]
+    for name, cls in found.items():
+        lines += differences_of_class(name, cls)
+    return found, lines
+
+
+def compare_functions(
+    known: Mapping[str, Callable[..., Any]], others: Iterable[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Return vLLM's kernels and functions of these qualified names, and how those that are ``known`` differ. What
+    another registered in a kernel's place, and ``others``, are not compared.
+
+    :raises Unavailable: if vLLM registers no kernels.
+    """
+    if find_spec(REGISTRY) is None:
+        what = "hal's kernels need vLLM's register_kernels, which this version lacks"
+        raise Unavailable(what, cure="install Triton, or vLLM 0.32")
+    override, found, lines = import_module(REGISTRY).KernelOverride, {}, []
+    for name in {**known, **dict.fromkeys(others)}:
+        owner, own = owner_of(name)
+        theirs = getattr(owner, own, None)
+        if theirs is None:
+            lines.append(f"{name}: vLLM has none")
+            continue
+        found[name] = theirs
+        if name in known and not isinstance(theirs, override):
+            lines += differences_of_function(own, theirs, known[name])
+    return found, lines
+
+
+def owner_of(name: str) -> tuple[Any, str]:
+    """Return the module or class of vLLM's that has a qualified name, and the name in it."""
+    module, _, own = name.rpartition(".")
+    outer, _, last = module.rpartition(".")
+    return (getattr(import_module(outer), last) if last[0].isupper() else import_module(module)), own
 
 
 def check_known(lines: list[str], settings: Settings, version: str) -> None:
