@@ -184,8 +184,8 @@ class Server:
     async def _body(self, request: Request) -> bytes:
         """Return the body, of which at most so many bytes are read."""
         most, length = self.settings.body_bytes, request.headers.get("content-length", "")
-        await self._turns.take()
         if len(length) < 6 and length.isdecimal() and int(length) <= min(_SHORT, most):
+            await self._turns.take()
             return await request.body()
         with mmap.mmap(-1, most) as data:  # given back as a whole, which a heap with other objects in it is not
             async for piece in request.stream():
