@@ -78,8 +78,8 @@ class HostGroup:
         self._share(slices)
 
     def summing(self, part: np.ndarray[Any, Any], total: np.ndarray[Any, Any]) -> Callable[[], None]:
-        """Return a call that makes ``total`` the sum of the parts of all ranks, as :meth:`all_reduce` does, at a third of
-        its cost: contiguous arrays of one shape, which may be one. It may be made again as long as they keep their
+        """Return a call that makes ``total`` the sum of the parts of all ranks, as :meth:`all_reduce` does, at a third
+        of its cost: contiguous arrays of one shape, which may be one. It may be made again as long as they keep their
         memory. NumPy warns of an infinite sum."""
         sent = _bytes(part)
         if len(sent) > PIECE:
@@ -99,8 +99,8 @@ class HostGroup:
             self._send(sent, *self._links)
             for index, into in others:
                 self._receive(index, into)
-            for one, other, into in sums:
-                np.add(one, other, out=into)
+            for one, other, out in sums:
+                np.add(one, other, out=out)
 
         return call
 

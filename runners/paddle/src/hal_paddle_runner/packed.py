@@ -66,9 +66,7 @@ class PackedWeights:
     the two halves are interleaved, so that the rotation is one complex product.
     """
 
-    def __init__(
-        self, onednn: OneDnn, config: LlamaConfig, tensors: Mapping[str, np.ndarray], *, adds: bool
-    ) -> None:
+    def __init__(self, onednn: OneDnn, config: LlamaConfig, tensors: Mapping[str, np.ndarray], *, adds: bool) -> None:
         """``config``: of the part; ``tensors``: only looked at; ``adds``: to the residual, as one rank of them does."""
         self.onednn, self.config, self.adds = onednn, config, adds
         hidden, width, inner = config.hidden_size, config.head_dim, config.intermediate_size
