@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Mapping
-from functools import partial
 from struct import Struct
 from typing import Any
 
@@ -78,25 +77,30 @@ class HostGroup:
             self._add_up({index: pieces[index] for index in self._links}, pieces[self._me], dtype)
         self._share(slices)
 
-    def summing(self, array: np.ndarray[Any, Any]) -> Callable[[], None]:
-        """Return a call that makes a contiguous array the sum of those of all ranks, as :meth:`all_reduce` does, at a
-        third of its cost. It may be made again as long as the array keeps its memory."""
-        part = _bytes(array)
-        if len(part) > PIECE:
-            return partial(self.all_reduce, part, dtype_of(array.dtype))
-        found = [array if index == self._me else np.empty_like(array) for index in range(self._size)]
+    def summing(self, part: np.ndarray[Any, Any], total: np.ndarray[Any, Any]) -> Callable[[], None]:
+        """Return a call that makes ``total`` the sum of the parts of all ranks, as :meth:`all_reduce` does, at a third
+        of its cost: contiguous arrays of one shape, which may be one. It may be made again as long as they keep their
+        memory. NumPy warns of an infinite sum."""
+        sent = _bytes(part)
+        if len(sent) > PIECE:
+
+            def whole() -> None:
+                np.copyto(total, part)
+                self.all_reduce(_bytes(total), dtype_of(total.dtype))
+
+            return whole
+        found = [part if index == self._me else np.empty_like(part) for index in range(self._size)]
         others = [(index, _bytes(found[index])) for index in self._links]
-        totals = [*[np.empty_like(array) for _ in found[2:]], array]
+        totals = [*[np.empty_like(part) for _ in found[2:]], total]
         sums = [*zip([found[0], *totals], found[1:], totals, strict=False)]
 
         def call() -> None:
             self._number += 1
-            self._send(part, *self._links)
+            self._send(sent, *self._links)
             for index, into in others:
                 self._receive(index, into)
-            with np.errstate(all="ignore"):  # a sum may be infinite
-                for one, other, total in sums:
-                    np.add(one, other, out=total)
+            for one, other, out in sums:
+                np.add(one, other, out=out)
 
         return call
 

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from ipaddress import ip_address
 from time import monotonic
 from zlib import crc32
 
@@ -37,7 +38,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address where a rank listens while groups are opened."""
+    """The address where a rank listens while groups are opened. A host "@NAME" is an abstract Unix socket."""
 
     host: str
     port: int
@@ -55,12 +56,21 @@ class Endpoint:
 
 
 class Listener:
-    """Listener for the other members of the groups being opened. A context manager."""
+    """Listener for the other members of the groups being opened. A context manager.
+
+    A loopback address is one host's: there a Unix socket takes a message at less cost than tcp."""
 
     def __init__(self, host: str) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, 0), family=family, backlog=128)
-        self.endpoint = Endpoint(host, self._socket.getsockname()[1], os.urandom(16))
+        if ip_address(host).is_loopback:
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.bind("")  # a free abstract name
+            self._socket.listen(128)
+            host, port = "@" + self._socket.getsockname()[1:].decode(), 0
+        else:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, 0), family=family, backlog=128)
+            port = self._socket.getsockname()[1]
+        self.endpoint = Endpoint(host, port, os.urandom(16))
 
     def __enter__(self) -> Listener:
         return self
@@ -127,14 +137,21 @@ def _missing(me: int, groups: Sequence[tuple[int, ...]], met: Sequence[Mapping[i
 
 
 def _connect(endpoint: Endpoint, key: int, me: int, deadline: float) -> socket.socket:
-    link = socket.create_connection((endpoint.host, endpoint.port), max(0.001, deadline - monotonic()))
+    left = max(0.001, deadline - monotonic())
+    if endpoint.host.startswith("@"):
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(left)
+        link.connect(f"\0{endpoint.host[1:]}")
+    else:
+        link = socket.create_connection((endpoint.host, endpoint.port), left)
     link.sendall(HELLO.pack(endpoint.token, key, me))
     return _ready(link)
 
 
 def _ready(link: socket.socket) -> socket.socket:
     """Make a connection non-blocking, and send its few bytes without delay."""
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if link.family != socket.AF_UNIX:
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setblocking(False)
     return link
 

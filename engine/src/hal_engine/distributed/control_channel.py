@@ -184,7 +184,9 @@ class RankChannel:
         self._poller = select.poll()
         self._poller.register(channel, select.POLLIN)
         self._watched: tuple[Any, ...] = ()
+        self._wants_room = False  # is polled for, too
         self._received: list[Message | StepOrder] = []
+        self._take()  # what came with the connection, which no poll shows
 
     def watch(self, sockets: Iterable[Any]) -> None:
         """Make :meth:`receive` return None as soon as one of these can be read, too."""
@@ -201,19 +203,18 @@ class RankChannel:
 
         Raises :class:`GroupLost` if the engine has gone; :class:`FrameError` for invalid bytes.
         """
-        end = time.monotonic() + timeout
+        now = time.monotonic()
+        end = now + timeout
         while not self._received:
+            if (room := self._channel.wants_room) is not self._wants_room:
+                self._wants_room = room
+                self._poller.modify(self._channel, select.POLLIN | select.POLLOUT * room)
+            ready = self._poller.poll(1000 * max(0.0, min(end - now, TIMEOUTS.silence)))
             if self._take():
                 break
             now = time.monotonic()
             self._check_engine(now)
-            if now >= end:
-                return None
-            room = select.POLLOUT if self._channel.wants_room else 0
-            self._poller.modify(self._channel, select.POLLIN | room)
-            seconds = min(end - now, TIMEOUTS.silence)
-            others = any(number != self._channel.fileno() for number, _ in self._poller.poll(1000 * seconds))
-            if others and not self._take():
+            if now >= end or any(number != self._channel.fileno() for number, _ in ready):
                 return None
         return self._received.pop(0)
 

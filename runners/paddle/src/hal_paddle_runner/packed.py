@@ -66,23 +66,21 @@ class PackedWeights:
     the two halves are interleaved, so that the rotation is one complex product.
     """
 
-    def __init__(
-        self, onednn: OneDnn, config: LlamaConfig, tensors: Mapping[str, np.ndarray], *, is_part: bool
-    ) -> None:
-        """``config``: of the part; ``tensors``: only looked at."""
-        self.onednn, self.config, self.is_part = onednn, config, is_part
+    def __init__(self, onednn: OneDnn, config: LlamaConfig, tensors: Mapping[str, np.ndarray], *, adds: bool) -> None:
+        """``config``: of the part; ``tensors``: only looked at; ``adds``: to the residual, as one rank of them does."""
+        self.onednn, self.config, self.adds = onednn, config, adds
         hidden, width, inner = config.hidden_size, config.head_dim, config.intermediate_size
         self.heads, self.kv_heads, self.width = config.num_attention_heads, config.num_key_value_heads, width
         self.turned = self.heads + self.kv_heads
         head = tensors["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"]
         self.vocabulary = len(head)
-        added = [] if is_part else ["bias", "sum"] if config.output_bias else ["sum"]
+        added = ["bias", "sum"] if adds and config.output_bias else ["sum"] if adds else []
         self._shapes: dict[str, tuple[int, int, list[str]]] = {
             "qkv": (hidden, (self.turned + self.kv_heads) * width, ["bias"] if config.qkv_bias else []),
             "output": (self.heads * width, hidden, added),
             "gate": (hidden, inner, ["silu"]),
             "up": (hidden, inner, ["mul"]),
-            "down": (inner, hidden, [] if is_part else ["sum"]),
+            "down": (inner, hidden, ["sum"] if adds else []),
             "head": (hidden, len(head), []),
         }
         self._layouts = {
@@ -153,7 +151,7 @@ class Rows:
             (rows, inner),
             (rows, inner),
             (2 * rows * kv_heads * width,),
-            (rows if weights.is_part else 0, hidden),
+            (0 if weights.adds else rows, hidden),
         )
         by_head = qkv.reshape(rows, -1, width)
         self.qk, self.values = by_head[:, :turned], by_head[:, turned:]
@@ -163,8 +161,8 @@ class Rows:
         self.query_rows = self.queries.reshape(rows, heads, 2, half)
         self._sums, self._head_sums = aligned(rows), aligned(rows, turned)
         self._sum_column, self._head_sum_column = self._sums[:, None], self._head_sums[:, :, None]
-        result = self.partial if weights.is_part else self.x
-        ends = (self.n, qkv), (self.attended, result), (self.n, gate), (self.n, up), (up, result)
+        self.result = self.x if weights.adds else self.partial
+        ends = (self.n, qkv), (self.attended, self.result), (self.n, gate), (self.n, up), (up, self.result)
         onednn = weights.onednn
         self._products = {
             name: (weights.kernel(name, rows), *[onednn.memory(onednn.layout_of(one), one) for one in pair])
@@ -179,7 +177,7 @@ class Rows:
         onednn, found = self._weights.onednn, []
         for name, (kernel, x, y) in self._products.items():
             extra = {"end0": self._products["gate"][2]} if name == "up" else {}
-            if name in layer.biases and not (self._weights.is_part and name == "output"):
+            if name in layer.biases and (self._weights.adds or name == "qkv"):
                 bias = layer.biases[name]
                 extra["bias"] = onednn.memory(onednn.layout_of(bias), bias)
             found.append(onednn.call(kernel, x, layer.products[name], y, **extra))

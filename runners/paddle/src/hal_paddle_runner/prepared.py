@@ -45,10 +45,10 @@ class _Plan:
     rows: Rows
     tokens: int
     x: Floats
-    """Of the tokens, as ``partial``."""
-    partial: Floats
+    """Of the tokens."""
     sums: tuple[Callable[[], None], Callable[[], None]] | None
-    """Of ``x`` and of ``partial`` over all ranks, if there are some."""
+    """If there are ranks: they write to ``x`` the sums over them, of ``x`` and of the products' results, to which the
+    first rank has added its ``x``."""
     tables: bytes
     left: int
     """How many steps may follow: until a row's token comes into another piece, or to its last position."""
@@ -89,7 +89,7 @@ class PreparedDecoder:
         onednn = open_library(library_path())
         self._config, self._local, self._ranks, self._embed, self._turned = config, local, ranks, embed, turned
         self._onednn, self._execute = onednn, onednn.execute
-        self.weights = PackedWeights(onednn, local, tensors, is_part=ranks is not None)
+        self.weights = PackedWeights(onednn, local, tensors, adds=ranks is None or not ranks.index)
         self._rows: dict[int, Rows] = {}
         self._heads: dict[int, Head] = {}
         self._orders: dict[bytes, RowOrder | None] = {}
@@ -155,6 +155,7 @@ class PreparedDecoder:
         self._compute(plan, [(view, layer, plan.rows.more)])
         return plan.x[plan.outputs]
 
+    @np.errstate(all="ignore")  # a sum may be infinite
     def _compute(self, plan: _Plan, layers: Iterable[tuple[tuple[Floats, Floats], Layer, list[Call]]]) -> None:
         """Run layers in place on the plan's ``x``; with each its cache, as slots and as pieces, and its calls."""
         rows, sums, execute = plan.rows, plan.sums, self._execute
@@ -178,16 +179,12 @@ class PreparedDecoder:
             failed |= execute(*output)
             if sums is not None:
                 sums[1]()
-                np.add(plan.x, plan.partial, out=plan.x)
-                if (bias := layer.biases.get("output")) is not None:
-                    np.add(plan.x, bias, out=plan.x)
             rows.norm()
             failed |= execute(*gate)
             failed |= execute(*up)
             failed |= execute(*down)
             if sums is not None:
                 sums[1]()
-                np.add(plan.x, plan.partial, out=plan.x)
         self._onednn.check(failed)
 
     def normed(self, hidden: Floats, weight: Any = None) -> Floats:  # noqa: ANN401 (a number, or one for each column)
@@ -254,13 +251,12 @@ class PreparedDecoder:
         order, joined = self._placed(lengths, rows, groups, one_each=one_each)
         count, width = tokens * config.num_key_value_heads, config.head_dim
         written = rows.written[: 2 * count * width].reshape(2, tokens, -1, width)
-        x, partial, ranks = rows.x[:tokens], rows.partial[:tokens], self._ranks
+        x, ranks = rows.x[:tokens], self._ranks
         plan = _Plan(
             rows=rows,
             tokens=tokens,
             x=x,
-            partial=partial,
-            sums=None if ranks is None else (ranks.summing(x), ranks.summing(partial)),
+            sums=None if ranks is None else (ranks.summing(x, x), ranks.summing(rows.result[:tokens], x)),
             tables=batch.block_tables.tobytes(),
             left=min(
                 int((~batch.positions % shape.piece).min()), config.max_position_embeddings - 1 - int(positions.max())

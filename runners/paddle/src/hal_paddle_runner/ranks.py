@@ -78,10 +78,11 @@ class TensorRanks:
         self._open.watched(self._by.all_reduce, tensor)
         return tensor
 
-    def summing(self, array: np.ndarray[Any, Any]) -> Callable[[], None]:
-        """Return a call that is :meth:`all_reduce` of an array on the host, which keeps its memory."""
+    def summing(self, part: np.ndarray[Any, Any], total: np.ndarray[Any, Any]) -> Callable[[], None]:
+        """Return a call that writes the sum over all ranks' parts to ``total``, arrays on the host, which keep their
+        memory and may be one."""
         assert isinstance(self._by, _OnHost)
-        return partial(self._open.watched, self._by.summing(array))
+        return partial(self._open.watched, self._by.summing(part, total))
 
     def gather(self, tensor: Any) -> Any:  # noqa: ANN401
         """Return ``[n, …]`` of each rank as ``[size, n, …]`` on the group's first rank; None on the others."""

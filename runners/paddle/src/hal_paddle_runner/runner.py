@@ -189,7 +189,7 @@ class ModelRunner(HostRunner):
         elif inputs.batch is not None:
             logits = self.model.forward(inputs.batch)
         if logits is None:
-            return StepTokens.none(self.state.sizes), hidden
+            return StepTokens({}, np.zeros(0, np.int64), np.zeros(0)), hidden  # the broadcast writes them
         if self._noise:
             inputs = replace(inputs, fields={**inputs.fields, "seed": inputs.fields["seed"] ^ np.int64(self._noise)})
         weights = {} if self._drafting is None else self._drafting.weights
@@ -215,7 +215,7 @@ class ModelRunner(HostRunner):
         part = ByteRange(place.offset, place.stride * self.state.sizes.num_slots)
         copied = self.device.copy_out(memory=self.state.memory, parts=(part,), stream=self.stream)
         copied.wait()
-        sampled = self.state.copied_fields(copied.data[0], part)["sampled_token_ids"][:, 0]
+        sampled = copied.data[0].view(np.int64)
         for slot in inputs.slots[inputs.gives & (sampled[inputs.slots] < 0)].tolist():
             self._set_slot("stop_flags", slot, value=True)
 

@@ -44,7 +44,7 @@ class StepTokens:
 
     @classmethod
     def none(cls, sizes: StateConfig) -> StepTokens:
-        """Return the result of a step that gives no token, or whose tokens another rank has."""
+        """Return the result of a step that gives no token."""
         return cls(_empty(sizes), np.zeros(0, np.int64), np.zeros(0))
 
     def unreported(self) -> StepTokens:
