@@ -125,7 +125,7 @@ def test_the_device_is_opened_by_name_only(runtime):
 
 
 def test_an_index_or_an_option_that_is_unknown_is_refused(runtime):
-    with pytest.raises(InvalidValue, match="no device opencl:99: (indices go from 0|there is only opencl:0)"):
+    with pytest.raises(InvalidValue, match=r"no device opencl:99: (indices go from 0|there is only opencl:0)"):
         hal.open_device("opencl:99")
     with pytest.raises(InvalidValue, match=r"opencl.*unknown options \['queue'\].*ring_start"):
         hal.open_device("opencl", options={"queue": 1})
