@@ -35,8 +35,9 @@ def link_of(turns=()):
     """A link whose process has sent the contents of ``turns``, and which notes what it sends, takes and posts."""
     link, done = EngineLink.__new__(EngineLink), []
     link._wake_end, link._wake = os.pipe()
-    link._channel, other = Channel.pair()
-    link.close_ends = lambda: [*map(os.close, (link._wake_end, link._wake)), link._channel.close(), other.close()]
+    link._channel, link.other = Channel.pair()
+    channels = link._channel, link.other
+    link.close_ends = lambda: [*map(os.close, (link._wake_end, link._wake)), *(one.close() for one in channels)]
     left = iter(turns)
     link._end_here = SimpleNamespace(receive=lambda: next(left, []), send=done.append)
     link._streams, link._received, link._posted, link._is_giving = Streams(), deque(), False, False
@@ -145,6 +146,81 @@ def test_the_loop_goes_round_between_the_parts_of_many_requests():
         posts.pop()()
     assert counts == [(3 + at) * _AT_ONCE for at in range(3)]
     assert len(given) == 2 * len(names)
+    link.close_ends()
+
+
+def looks_of(link, most):
+    """Let the thread look so often at most."""
+    left = iter(range(most))
+    link._check_pulse = lambda: setattr(link, "_closing", next(left, None) is None)
+    link._end_here.receive = lambda: [link._take(one) for one in link._channel.receive()]
+
+
+def test_the_thread_reads_the_end_of_a_process_in_place_of_a_held_loop():
+    link, _ = link_of()
+    looks_of(link, 9)
+    link._read_end, link._status, link._tail = link._channel.fileno(), lambda: -signal.SIGKILL, lambda: ""
+    link.other.close()
+    with pytest.raises(Unavailable, match="ended: signal SIGKILL"):
+        link._watch()
+    link.close_ends()
+
+
+def test_the_thread_sends_what_the_process_had_no_room_for():
+    link, _ = link_of()
+    looks_of(link, 99)
+    link._read_end, look = link._channel.fileno(), link._check_pulse
+    link._check_pulse = lambda: (look(), link.other.receive())
+    link._channel.send(bytes(1 << 20))
+    assert link._channel.pending, "more than the kernel takes"
+    link._watch()
+    assert not link._channel.pending
+    link.close_ends()
+
+
+def test_the_process_s_own_error_names_its_end_whoever_reads_it():
+    link, _ = link_of()
+    looks_of(link, 9)
+    link._read_end, link._status, link._tail = link._channel.fileno(), lambda: 1, lambda: ""
+    receive, raised = link._end_here.receive, []
+    link._end_here.receive = lambda: [Failed(0, "broken", "mend it")] if link._channel.receive() else receive()
+
+    def watch():  # the thread's turn, as soon as the loop gives the lock back
+        link._receiving = Lock()
+        with pytest.raises(Unavailable) as error:
+            link._watch()
+        raised.append(str(error.value))
+
+    link._receiving = contextlib.ExitStack()
+    link._receiving.callback(watch)
+    link.other.send(b"failed")
+    link.other.close()
+    link._loop.remove_reader = lambda number: None
+    link._read()
+    link.close_ends()
+    assert raised == ["broken (mend it)"]
+
+
+def test_what_a_request_s_caller_raises_holds_up_no_other():
+    link, posts = link_of()
+    given = []
+
+    def put(part):
+        if part.token_ids != (7,) or given[1:]:
+            raise ValueError("the caller's own")
+        given.append(part)
+
+    link._streams.add("a", Stream(ModelPlan(None).answer([1], (), SamplingParams()), put))
+    stream_of(link, "b", given)
+    link._received += [record(0, ("a", "b"))]
+    link._give()
+    posts.pop()()
+    for step in (1, 2):
+        link._received += [record(step, ("a", "b"))]
+        link._give()
+        with contextlib.suppress(ValueError):
+            posts.pop()()
+    assert [part.token_ids for part in given] == [(7,), (7,), (7, 7)]
     link.close_ends()
 
 

@@ -163,18 +163,17 @@ class Streams:
 
     def give_some(self, most: int) -> bool:
         """Give what was collected of at most so many requests, the earliest first; return whether some is left."""
-        fresh = self._fresh
-        self._give_all({name: fresh.pop(name) for name in list(islice(fresh, most))})
-        return bool(fresh)
+        self._give_some(self._fresh, most)
+        return bool(self._fresh)
 
     def give_edges(self) -> None:
         """Give what was collected of requests that begin or end, whose clients wait: for a head, or to send the next
         request."""
-        edges, self._edges = self._edges, {}
-        self._give_all(edges)
+        self._give_some(self._edges, len(self._edges))
 
-    def _give_all(self, streams: dict[str, Stream]) -> None:
-        for name, stream in streams.items():
+    def _give_some(self, streams: dict[str, Stream], most: int) -> None:
+        for name in list(islice(streams, most)):
+            stream = streams.pop(name)
             if (stream.is_due or not stream.at_end) and not stream.ended:  # by what another one's part has caused
                 self._give(name, stream)
 

@@ -170,12 +170,12 @@ class EngineLink:
         while not self._closing:
             reads = select.POLLIN if self._read_end < 0 else 0
             poller.register(self._channel, reads | (select.POLLOUT if self._channel.wants_room else 0))
-            ready = poller.poll(1000 * TIMEOUTS.look)
-            if any(number == self._wake_end for number, _ in ready):
+            ready = [number for number, _ in poller.poll(1000 * TIMEOUTS.look)]
+            if self._wake_end in ready:
                 os.read(self._wake_end, 4096)
             assert self._process is not None
             status = None if ready else self._process.poll()  # before its last messages are read
-            if reads or not ready:  # else the loop reads, unless it has not for a while
+            if ready != [self._wake_end]:  # there is room to send, the peer has closed, or the loop does not read
                 self._receive(whole=status is not None)
             if self._trouble is not None:
                 raise self._trouble
@@ -204,13 +204,16 @@ class EngineLink:
             self._received.append(_Failure(self._silent))
 
     def _receive(self, *, whole: bool = False) -> None:
-        """Take what has come, or ``whole``: all that comes until the end."""
+        """Take what has come, or ``whole``: all that comes until the end. The thread raises its error."""
         with self._receiving:
-            while contents := self._end_here.receive():
-                for one in contents:
-                    self._take(one)
-                if not whole:
-                    break
+            try:
+                while contents := self._end_here.receive():
+                    for one in contents:
+                        self._take(one)
+                    if not whole:
+                        break
+            except HalError as error:
+                self._trouble = self._trouble or error
 
     def _take(self, message: Contents) -> None:
         if isinstance(message, OutputRecord | Ended):
@@ -252,19 +255,12 @@ class EngineLink:
 
     def _read(self) -> None:
         """Take what has come, and give it: no thread, and no lock of the interpreter, changes hands for a step."""
-        try:
-            self._receive()
-        except HalError as error:
-            self._stop(error)
+        self._receive()
         if self._channel.ended:
             self._loop.remove_reader(self._read_end)
+        if self._channel.ended or self._trouble is not None:
             self._wake_thread()
         self._give()
-
-    def _stop(self, error: HalError) -> None:
-        """Have the thread end the engine with an error."""
-        self._trouble = self._trouble or error
-        self._wake_thread()
 
     def _give(self) -> None:
         """Give the streams all that was received."""
@@ -284,19 +280,24 @@ class EngineLink:
                     aborts += self._streams.fail(one.error, *one.names)
             self._streams.collect(*records)
         except HalError as error:
-            self._stop(error)
+            self._trouble = self._trouble or error
+            self._wake_thread()
         self._streams.give_edges()
         self._abort(aborts)
+        self._post_rest()
+
+    def _post_rest(self) -> None:
         if not self._is_giving:
             self._is_giving = True
             self._loop.call_soon(self._give_rest)  # behind the tasks that were woken
 
     def _give_rest(self) -> None:
         """Give some, and the others when the loop has gone round: requests come in between."""
-        self._is_giving = self._streams.give_some(_AT_ONCE)
+        self._is_giving = False  # whatever a request's caller raises, the others get theirs
+        is_left = self._streams.give_some(_AT_ONCE)
         self._abort()
-        if self._is_giving:
-            self._loop.call_soon(self._give_rest)
+        if is_left:
+            self._post_rest()
 
     def _abort(self, names: Sequence[str] = ()) -> None:
         """Abort these, and what stop texts have ended."""
