@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-async def rounds_of(most, tasks, cancelled, again):
+async def rounds_of(turns, tasks, cancelled=(), again=1):
     """Who had turns, in order, and in which rounds of the loop; all ask in the first one."""
-    loop, turns, number, seen = asyncio.get_running_loop(), Turns(most), 0, []
+    loop, number, seen = asyncio.get_running_loop(), 0, []
 
     def go_round():
         nonlocal number
@@ -35,13 +35,20 @@ async def rounds_of(most, tasks, cancelled, again):
 @given(st.integers(1, 5), st.integers(1, 40), st.sets(st.integers(0, 39)), st.integers(1, 3))
 def test_each_round_has_few_turns_in_the_order_of_asking(most, tasks, cancelled, again):
     gone = {one for one in cancelled if most <= one < tasks}  # the first ones do not wait
-    seen = asyncio.run(rounds_of(most, tasks, gone, again))
+    seen = asyncio.run(rounds_of(Turns(most), tasks, gone, again))
     if again == 1:
         assert [name for name, _ in seen] == [one for one in range(tasks) if one not in gone]
     assert Counter(name for name, _ in seen) == {one: again for one in range(tasks) if one not in gone}
     rounds = Counter(number for _, number in seen)
     assert max(rounds.values()) <= most
     assert max(rounds) - min(rounds) <= 2 * len(seen) / most + 2, "no round is lost"
+
+
+def test_none_of_many_waits_for_long():
+    seen = asyncio.run(rounds_of(Turns(2, 8), 1000))
+    assert [name for name, _ in seen] == [*range(1000)]
+    assert seen[-1][1] - seen[0][1] < 60, "few a round would be 500"
+    assert max(Counter(number for _, number in seen).values()) <= 125
 
 
 @pytest.mark.parametrize("again", [1, 3])

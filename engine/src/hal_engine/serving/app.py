@@ -89,7 +89,10 @@ class Server:
         self._drain, self._opened, self._on_failure = drain or Drain(30.0), asyncio.Event(), on_failure
         self._error: HalError | None = None
         self._threads = ThreadPoolExecutor(2, "hal-bodies")
-        self._turns, self._pieces = Turns(2), Turns(1)  # of requests that begin or are first answered; of large bodies
+        self._turns, self._pieces = (
+            Turns(2, 8),
+            Turns(1),
+        )  # of requests that begin or are first answered; of large bodies
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -185,17 +188,18 @@ class Server:
         """Return the body, of which at most so many bytes are read."""
         most, length = self.settings.body_bytes, request.headers.get("content-length", "")
         if len(length) < 6 and length.isdecimal() and int(length) <= min(_SHORT, most):
+            data = await request.body()
             await self._turns.take()
-            return await request.body()
-        with mmap.mmap(-1, most) as data:  # given back as a whole, which a heap with other objects in it is not
+            return data
+        with mmap.mmap(-1, most) as room:  # given back as a whole, which a heap with other objects in it is not
             async for piece in request.stream():
-                if data.tell() + len(piece) > most:
+                if room.tell() + len(piece) > most:
                     what = f"the body has more than {most} bytes (send the prompts in several requests)"
                     raise ApiError(413, what, code="request_too_large")
-                data.write(piece)
-                if data.tell() > _SHORT:
+                room.write(piece)
+                if room.tell() > _SHORT:
                     await self._pieces.take()
-            return data[: data.tell()]
+            return room[: room.tell()]
 
     def _ready(self, model: str | None) -> None:
         """Raise :class:`ApiError` unless the engine takes requests for this model."""

@@ -7,11 +7,12 @@ from collections import deque
 
 
 class Turns:
-    """Lets at most ``most`` tasks go on each time that the loop goes round, in the order in which they ask: between
-    rounds the answers of others get their tokens. A task that asks when few do goes on at once."""
+    """Lets ``few`` tasks go on each time that the loop goes round, in the order in which they ask: between rounds the
+    answers of others get their tokens. A task that asks when few do goes on at once. Of many that wait one in
+    ``among`` goes on, so that none waits for long, however many come in a round; 0: few all the same."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._waiting = most, deque[asyncio.Future[None]]()
+    def __init__(self, few: int, among: int = 0) -> None:
+        self._few, self._among, self._waiting = few, among, deque[asyncio.Future[None]]()
         self._taken = self._next = 0  # in this round, and in the next one
         self._is_posted = False
 
@@ -21,7 +22,7 @@ class Turns:
         if not self._is_posted:
             self._is_posted = True
             loop.call_soon(self._go_round, loop)
-        if self._taken < self._most and not (self._next or self._waiting):
+        if self._taken < self._few and not (self._next or self._waiting):
             self._taken += 1
             return
         self._waiting.append(mine := loop.create_future())
@@ -29,7 +30,8 @@ class Turns:
 
     def _go_round(self, loop: asyncio.AbstractEventLoop) -> None:
         self._taken, self._next = self._next, 0
-        while self._waiting and self._next < self._most:
+        most = max(self._few, len(self._waiting) // self._among if self._among else 0)
+        while self._waiting and self._next < most:
             if not (first := self._waiting.popleft()).done():  # else its task was cancelled
                 first.set_result(None)  # it runs in the next round
                 self._next += 1
