@@ -141,7 +141,11 @@ def _connect(endpoint: Endpoint, key: int, me: int, deadline: float) -> socket.s
     if endpoint.host.startswith("@"):
         link = socket.socket(socket.AF_UNIX)
         link.settimeout(left)
-        link.connect(f"\0{endpoint.host[1:]}")
+        try:
+            link.connect(f"\0{endpoint.host[1:]}")
+        except OSError:
+            link.close()
+            raise
     else:
         link = socket.create_connection((endpoint.host, endpoint.port), left)
     link.sendall(HELLO.pack(endpoint.token, key, me))
