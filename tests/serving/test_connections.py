@@ -433,3 +433,32 @@ def test_whoever_is_waited_for_longest_makes_room_whatever_it_sends():
         return [client.error is not None for client in clients]
 
     assert asyncio.run(three()) == [True, False, False]
+
+
+def test_a_request_takes_its_turn_once_its_body_has_come():
+    """Else those of clients that send half a body would queue before the others."""
+
+    async def play():
+        come, taken = asyncio.Event(), []
+
+        async def take():
+            taken.append(come.is_set())
+
+        async def receive():
+            await come.wait()
+            return {"type": "http.request", "body": b'{"prompt":"a"}', "more_body": False}
+
+        async def send(message): ...
+
+        server = Server(SimpleNamespace(plan=ModelPlan(None), max_model_len=512), Settings(model="x"))
+        server._turns.take = take
+        scope = {"type": "http", "method": "POST", "path": "/tokenize", "query_string": b"", "root_path": ""}
+        scope |= {"headers": [(b"content-length", b"14")], "server": ("localhost", 80), "scheme": "http"}
+        running = asyncio.create_task(server.app()(scope, receive, send))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        come.set()
+        await asyncio.gather(running, return_exceptions=True)
+        return taken
+
+    assert asyncio.run(play()) == [True]
