@@ -134,7 +134,10 @@ class Streams:
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
         self.stopped: deque[str] = deque()
-        self._edges, self._fresh = dict[str, Stream](), dict[str, Stream]()  # not given: begun or ended, and others
+        self._edges, self._fresh = (
+            dict[str, Stream](),
+            dict[str, Stream](),
+        )  # not given: of requests that begin or end, and of running ones
         self._names: tuple[str, ...] = ()  # of the last record: one object while the batch does not change
         self._rows: list[Stream | None] = []  # theirs
 
@@ -157,18 +160,17 @@ class Streams:
         self.give()
 
     def give(self) -> None:
-        """Give all that was collected."""
+        """Give all parts."""
         self.give_edges()
         self.give_some(len(self._fresh))
 
     def give_some(self, most: int) -> bool:
-        """Give what was collected of at most so many requests, the earliest first; return whether some is left."""
+        """Give the parts of at most so many requests, the earliest first; return whether more are left."""
         self._give_some(self._fresh, most)
         return bool(self._fresh)
 
     def give_edges(self) -> None:
-        """Give what was collected of requests that begin or end, whose clients wait: for a head, or to send the next
-        request."""
+        """Give the parts of requests that begin or end. Their clients wait: for a head, or to send the next request."""
         self._give_some(self._edges, len(self._edges))
 
     def _give_some(self, streams: dict[str, Stream], most: int) -> None:

@@ -1,4 +1,4 @@
-"""The caller's end of an engine process: the event loop reads what it sends, and a thread watches over it."""
+"""The caller's end of an engine process: the event loop reads its messages, and a thread watches it."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class _Failure:
 class EngineLink:
     """Starts an engine process and gives its output to the streams of the requests.
 
-    ``loop``: the event loop that calls ``submit`` and ``abort``, and whose turn the streams' are: it reads what the
-    process sends as it comes. A thread starts the process, watches it, reads in place of a loop that is busy, and ends
-    it. ``up``: done when the process takes requests; ``down``: done, with the reason, when it takes none any more.
-    Other methods may be called from any thread.
+    ``loop``: the event loop that calls ``submit`` and ``abort``. It reads the process's messages as they come, and gives
+    the streams their parts. A thread starts the process, watches it, reads while the loop is busy, and ends the process.
+    ``up``: done when the process takes requests; ``down``: done, with the reason, when it takes none any more. Other
+    methods may be called from any thread.
     """
 
     def __init__(self, setup: EngineSetup, loop: asyncio.AbstractEventLoop) -> None:
@@ -73,7 +73,7 @@ class EngineLink:
         self._streams = Streams()
         self._received = deque[OutputRecord | Ended | _Failure]()  # for the event loop, in order
         self._posted = False  # it is going to take them
-        self._is_giving = False  # it is going to give more of what it has taken
+        self._is_giving = False  # it is going to give more parts
         self._trouble: HalError | None = None  # the loop has read it, or found it
         self._error: HalError | None = None
         self._silent: Unavailable | None = None  # while the process does not beat
@@ -204,7 +204,7 @@ class EngineLink:
             self._received.append(_Failure(self._silent))
 
     def _receive(self, *, whole: bool = False) -> None:
-        """Take what has come, or ``whole``: all that comes until the end. The thread raises its error."""
+        """Take the messages that have come, or ``whole``: all until the end. The thread raises its error."""
         with self._receiving:
             try:
                 while contents := self._end_here.receive():
@@ -233,7 +233,7 @@ class EngineLink:
             raise kind(message.what, cure=message.cure)
 
     def _flush(self) -> None:
-        """Have the event loop take what was received."""
+        """Have the event loop take the received messages."""
         if self._received and not self._posted:
             self._posted = True
             self._call_soon(self._give)
@@ -254,7 +254,7 @@ class EngineLink:
             self._read_end = -1
 
     def _read(self) -> None:
-        """Take what has come, and give it: no thread, and no lock of the interpreter, changes hands for a step."""
+        """Take the messages that have come, and give them, without another thread."""
         self._receive()
         if self._channel.ended:
             self._loop.remove_reader(self._read_end)
@@ -264,7 +264,7 @@ class EngineLink:
 
     def _give(self) -> None:
         """Give the streams all that was received."""
-        self._posted = False  # before it is taken: what comes from here on is posted again
+        self._posted = False  # before they are taken: later messages are posted again
         records, aborts = list[OutputRecord](), list[str]()
         try:
             while self._received:
@@ -292,15 +292,15 @@ class EngineLink:
             self._loop.call_soon(self._give_rest)  # behind the tasks that were woken
 
     def _give_rest(self) -> None:
-        """Give some, and the others when the loop has gone round: requests come in between."""
-        self._is_giving = False  # whatever a request's caller raises, the others get theirs
+        """Give some parts, and more in the next iteration of the loop: new requests are read in between."""
+        self._is_giving = False  # also if a request's caller raises
         is_left = self._streams.give_some(_AT_ONCE)
         self._abort()
         if is_left:
             self._post_rest()
 
     def _abort(self, names: Sequence[str] = ()) -> None:
-        """Abort these, and what stop texts have ended."""
+        """Abort these requests, and those that a stop text has ended."""
         for name in (*names, *self._streams.stopped):
             self._send(Abort(name))
         self._streams.stopped.clear()

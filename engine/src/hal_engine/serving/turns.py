@@ -1,4 +1,4 @@
-"""Turns of the event loop: what requests cost at a time is bounded, however many come at once."""
+"""Turns of the event loop: they bound the time that many requests take at once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import deque
 
 
 class Turns:
-    """Lets ``few`` tasks go on each time that the loop goes round, in the order in which they ask: between rounds the
-    answers of others get their tokens. A task that asks when few do goes on at once. Of many that wait one in
-    ``among`` goes on, so that none waits for long, however many come in a round; 0: few all the same."""
+    """Resumes ``few`` tasks in each iteration of the loop, in the order in which they ask; between iterations running
+    answers get their tokens. A task waits only if as many have asked in the same iteration. If many wait, one in
+    ``among`` is resumed, which bounds the wait; 0: ``few`` all the same."""
 
     def __init__(self, few: int, among: int = 0) -> None:
         self._few, self._among, self._waiting = few, among, deque[asyncio.Future[None]]()
-        self._taken = self._next = 0  # in this round, and in the next one
+        self._taken = self._next = 0  # in this iteration, and in the next one
         self._is_posted = False
 
     async def take(self) -> None:
@@ -33,7 +33,7 @@ class Turns:
         most = max(self._few, len(self._waiting) // self._among if self._among else 0)
         while self._waiting and self._next < most:
             if not (first := self._waiting.popleft()).done():  # else its task was cancelled
-                first.set_result(None)  # it runs in the next round
+                first.set_result(None)  # it runs in the next iteration
                 self._next += 1
         self._is_posted = bool(self._taken or self._next)
         if self._is_posted:
