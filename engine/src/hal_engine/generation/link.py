@@ -53,8 +53,8 @@ class _Failure:
 class EngineLink:
     """Starts an engine process and gives its output to the streams of the requests.
 
-    ``loop``: the event loop that calls ``submit`` and ``abort``. It reads the process's messages as they come, and gives
-    the streams their parts. A thread starts the process, watches it, reads while the loop is busy, and ends the process.
+    ``loop``: the event loop that calls ``submit`` and ``abort``. It reads the process's messages as they come and
+    gives the streams their parts. A thread starts the process, watches it, reads while the loop is busy, and ends it.
     ``up``: done when the process takes requests; ``down``: done, with the reason, when it takes none any more. Other
     methods may be called from any thread.
     """
